@@ -68,6 +68,9 @@ class Place:
             made = function(uncompiled, store=store)
             # A trace for each shape and set of arguments is meant, and several models share this
             # code: TensorFlow's warning, made for a tf.function in a loop, would tell users of it.
+            # Nothing public turns it off: `reduce_retracing` makes sizes unknown, which programs
+            # need; functions of one trace each are counted as one, since they have one code; and
+            # `get_concrete_function`, which is not counted, would look for the trace twice a call.
             made.tf_function._omit_frequent_tracing_warning = True
             return made
         compiled = pjrt().function(fn, store=store, **self.of_jax)

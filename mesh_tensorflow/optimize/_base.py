@@ -30,16 +30,16 @@ Shapes = Mapping[str, Sequence[int]]
 def is_slot(name: str, shapes: Shapes) -> bool:
     """Returns whether a variable is a slot of another.
 
-    A slot of "x/w" is "x/w/adam_m", "x/w_slot_v" or, of any optimizer or average, "x/w/<slot>", of
-    the shape of "x/w" or a number without dimensions; it may be in a scope of the optimizer,
-    "scope/x/w/<slot>". A bias "x/w/bias" is no slot, since it has another shape.
+    A slot of "x/w" is "x/w/adam_m", "x/w_slot_v" or, of any optimizer or average, "x/w_slot_<slot>"
+    or "x/w/<slot>", the latter of the shape of "x/w" or a number without dimensions; it may be in a
+    scope of the optimizer, "scope/x/w/<slot>". A bias "x/w/bias" is no slot: it has another shape.
 
     Args:
       name: the name of a variable.
       shapes: the shapes of variables by name, of this one and of those that it may be a slot of.
     """
     # By the name alone, as Adafactor's slots of rows and columns lack a dimension of their weight.
-    if name.endswith(_ENDS):
+    if name.endswith(_ENDS) or name.rpartition("_slot_")[0] in shapes:
         return True
     # A bias is named like a slot, "w/bias", so other slots have to have the shape of the weight, or
     # none.

@@ -342,9 +342,10 @@ def fit(
       store: the VariableStore of a step function that is not an @mtf.function.
       directory: where to save checkpoints; None saves none.
       save_every: the number of steps between checkpoints. There is one at the end, too.
-      save_in_background: whether steps go on while a checkpoint is written. It is listed, and
-        callbacks are told, once its files are whole, some steps later. It takes the memory of one
-        copy of the variables on their hosts. On devices of JAX in several processes, steps wait.
+      save_in_background: whether steps go on while a checkpoint is written, by a thread to which
+        they are preferred where cores are too few. It is listed, and callbacks are told, once its
+        files are whole, some steps later. It takes the memory of one copy of the variables on their
+        hosts. On devices of JAX in several processes, steps wait.
       keep: the number of the last checkpoints to keep.
       keep_best: a metric of evaluations, whose best checkpoint is kept besides the last ones:
         "loss", of which less is better, or another one with ":max" or ":min", such as

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import Optional
@@ -17,6 +18,9 @@ from mesh_tensorflow.train._engine import Engine
 from mesh_tensorflow.train.callbacks import metric_of, read_json, write_whole
 
 _NAMED = 6  # variables in a message
+# The lowest priority, in the numbers of the command `nice`. A step that waits for a core gets it at
+# once, and steps leave enough time between their operations to write in.
+_NICE = 19
 
 
 class NotANumberError(ValueError, ArithmeticError):
@@ -148,11 +152,19 @@ class _Saving:
 
     def _run(self, write: Callable[[Callable[[], None]], str]) -> None:
         try:
-            self._path = write(self._read.set)
+            self._path = write(self._all_read)
         except BaseException as error:  # raised again in the thread that asks for the path
             self._error = error
         finally:
             self._read.set()
+
+    def _all_read(self) -> None:
+        """Lets the caller go on; steps come first from here on, where cores are too few."""
+        # Not before: while variables are read the caller waits, and other programs may want cores.
+        if sys.platform == "linux" and self._thread.native_id is not None:
+            # Of a thread alone, as Linux has it; elsewhere this would be that of the program.
+            os.setpriority(os.PRIO_PROCESS, self._thread.native_id, _NICE)
+        self._read.set()
 
     @property
     def is_done(self) -> bool:

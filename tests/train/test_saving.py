@@ -3,6 +3,8 @@
 import json
 import os
 import resource
+import sys
+import threading
 import time
 
 import numpy as np
@@ -12,6 +14,8 @@ from helpers.train import linear
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.checkpoint import CheckpointError
+from mesh_tensorflow.train._engine import _InThisThread
+from mesh_tensorflow.train._saving import _Saving
 
 WIDE, OUT = mtf.Dimension("in", 6), mtf.Dimension("wide", 20000)
 
@@ -87,6 +91,28 @@ def test_steps_that_go_on_do_not_change_what_is_saved(engine, tmp_path):
         values = saved.variables[int(path.rpartition("-")[2])]
         for name, value in values.items():
             np.testing.assert_array_equal(tf.train.load_variable(path, name), value)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others have no priorities of threads")
+def test_steps_come_before_a_thread_that_writes():
+    """From when the variables are read: until then the program waits for it."""
+
+    def priority():
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    with tf.Graph().as_default(), tf.Session() as session:
+        thread = tf.numpy_function(threading.get_native_id, [], tf.int64)
+
+        def write(when_read):
+            before = priority()
+            when_read()
+            # Operations that write are run by this thread, and not by one of the session's.
+            assert _InThisThread(session).run(thread) == threading.get_native_id()
+            return f"{before} {priority()}"
+
+        usual = priority()
+        assert _Saving(write).path() == f"{usual} 19"
+        assert priority() == usual
 
 
 @pytest.mark.parametrize("in_background", [False, True])

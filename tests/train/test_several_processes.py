@@ -36,6 +36,8 @@ def test_two_processes(tmp_path):
         )
         norm = np.sum(np.abs(alone.variables["linear/kernel"]))
         assert record["norm"] == pytest.approx(norm, rel=1e-5)
+        for called, text in zip(("evaluate", "predict"), record["refused"]):
+            assert text.startswith(f"{called}: it is offered in one process: call it in a program")
     assert found[0]["checkpoint"].endswith("model.ckpt-5")
     rest = linear.fit(6, directory=str(tmp_path / "model"))
     np.testing.assert_allclose(rest.losses, linear.fit(6).losses[5:], rtol=1e-5)

@@ -24,6 +24,7 @@ from mesh_tensorflow.transformer.transformer_layers._enc_dec_attention import (
 from mesh_tensorflow.transformer.transformer_layers._feed_forward import DenseReluDense
 from mesh_tensorflow.transformer.transformer_layers._self_attention import (
     SelfAttention,
+    output_of,
     query_position,
 )
 
@@ -570,6 +571,4 @@ class Synthesizer(SelfAttention):
             context=context,
             **self.attention_kwargs_from_context(context),
         )
-        output_shape = self.expected_attention_output_shape(x, params)
-        y = params.compute_output(o, output_shape=output_shape)
-        return self.layer_output_from_attention_output(context, y, losses)
+        return output_of(self, context, params, x, o, losses)

@@ -15,7 +15,7 @@ from mesh_tensorflow.transformer import attention
 from mesh_tensorflow.transformer.attention import _dot_product
 from mesh_tensorflow.transformer.transformer._stack import to_length
 from mesh_tensorflow.transformer.transformer_layers import _parts
-from mesh_tensorflow.transformer.transformer_layers._self_attention import SelfAttention
+from mesh_tensorflow.transformer.transformer_layers._self_attention import SelfAttention, output_of
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
@@ -242,9 +242,7 @@ def enc_dec_attention(
     )
     if seen is not context:
         o = _dot_product.by_positions(o, context)
-    output_shape = layer.expected_attention_output_shape(x, params)
-    y = params.compute_output(o, output_shape=output_shape)
-    return layer.layer_output_from_attention_output(context, y, losses)
+    return output_of(layer, context, params, x, o, losses)
 
 
 class EncDecMixin(SelfAttention):

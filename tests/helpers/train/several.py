@@ -23,6 +23,15 @@ class StopsAtTheEnd(mtf.train.Callback):
             run.stop("enough")
 
 
+def refused(use, variables, **mesh):
+    """Returns the text of the error of a function that uses weights in one process alone."""
+    try:
+        use(linear.model_fn, linear.DATA, directory=variables, dims=linear.DIMS, **mesh)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def main(directory, output):
     """Trains in two runs, with evaluation; each process writes what it has."""
     arguments = {
@@ -35,6 +44,8 @@ def main(directory, output):
     }
     first = linear.fit(3, directory=directory, **arguments)
     second = linear.fit(5, directory=directory, callbacks=[StopsAtTheEnd()], **arguments)
+    mesh = {name: arguments[name] for name in ("mesh_shape", "layout", "simd")}
+    uses = [mtf.train.evaluate, mtf.train.predict]
     index = launch.processes().index
     with open(f"{output}.{index}", "w") as file:
         record = {
@@ -42,6 +53,7 @@ def main(directory, output):
             "evaluations": [e["loss"] for e in first.evaluations + second.evaluations],
             "norm": float(np.sum(np.abs(second.variables["linear/kernel"]))),
             "checkpoint": second.checkpoint,
+            "refused": [refused(use, second.variables, **mesh) for use in uses],
         }
         json.dump(record, file)
 
