@@ -44,6 +44,19 @@ def outside_all_rewrites() -> Iterator[None]:
         yield
 
 
+def within_program(graph: Optional[tf.Graph]) -> contextlib.AbstractContextManager[object]:
+    """Returns a context that undoes `outside_all_rewrites` for what is added to a program.
+
+    Args:
+      graph: the graph of the program; None in eager code. If the current graph is none of those
+        around it, the context does nothing.
+    """
+    around = getattr(graph, "outer_graph", None)
+    while around is not None and around is not tf.get_default_graph():
+        around = getattr(around, "outer_graph", None)
+    return contextlib.nullcontext() if around is None else graph.as_default()  # type: ignore
+
+
 _steps_done: contextvars.ContextVar[Optional[tf.Tensor]] = contextvars.ContextVar(
     "steps_done", default=None
 )

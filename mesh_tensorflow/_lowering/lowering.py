@@ -103,7 +103,7 @@ from mesh_tensorflow._watching import (
 from mesh_tensorflow.ops._movement.reshape import redistributed
 from mesh_tensorflow.ops._source import ImportOperation
 from mesh_tensorflow.ops._variables.variable import Variable
-from mesh_tensorflow.utils import outside_all_rewrites
+from mesh_tensorflow.utils import outside_all_rewrites, within_program
 
 # -- what is checked before anything is changed: arguments, and rules that split nothing
 
@@ -503,6 +503,7 @@ class Lowering:
         """Sets the attributes, with nothing lowered yet."""
         self.graph = graph
         self.mesh_to_impl = mesh_to_impl
+        self._tf_graph = None if tf.executing_eagerly() else tf.get_default_graph()
         # An operation of the user's own may count on a slice for each processor, so its program
         # keeps all processors.
         known = all_of_package(graph.operations)
@@ -753,7 +754,9 @@ class Lowering:
         # A variable may have been assigned to since: eager code expects its value of now.
         if tf.executing_eagerly() and getattr(source, "store", None) is not None:
             return source.stored_value()
-        return mesh_impl.export_to_tf_tensor(x, self.tensors[x].to_laid_out_tensor())
+        # Processors cannot communicate outside of their program, where a spec may be made.
+        with within_program(self._tf_graph):
+            return mesh_impl.export_to_tf_tensor(x, self.tensors[x].to_laid_out_tensor())
 
     def _lower_late(self, x: Tensor) -> None:
         """Lowers the operations that a Tensor depends on and that were made after the Lowering."""
@@ -783,7 +786,8 @@ class Lowering:
                 "on an operation of your own, that was made after it. Make the Lowering last"
             )
         late.reverse()
-        self.lower_operations(late)
+        with within_program(self._tf_graph):
+            self.lower_operations(late)
 
     def lowered_operation(self, op: Operation) -> tf.Operation:
         """Returns the tf operation of an Assign.

@@ -292,7 +292,8 @@ def fit(
         dtypes than the first get its dtype, and a value that this does not have is an error.
       steps: the number of steps, those of earlier runs in `directory` included.
       optimizer: an mtf.optimize.Optimizer, or a function that returns one, called within the
-        program, with `learning_rate` if that is given: an optimizer class will do.
+        program, with `learning_rate` if that is given: an optimizer class will do. Any object
+        whose `apply_grads(grads, variables)` returns Assign operations is one.
       dims: the dimensions of the features, batch first, such as [batch, pixels], in the structure
         of the data. Batches of the data have this size; smaller ones, as the last of an epoch may
         be, are left out, and larger ones are an error. If None, `model_fn` is given tf.Tensors of

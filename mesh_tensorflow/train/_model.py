@@ -386,7 +386,7 @@ class Model:
 
     def _make_optimizer(self, step: tf.Tensor) -> tuple[Optimizer, dict[str, Any]]:
         """Returns the optimizer, and the learning rate to report if it changes."""
-        if isinstance(self.optimizer, Optimizer):
+        if _is_optimizer(self.optimizer):
             if self.learning_rate is not None:
                 raise ValueError(
                     "fit: learning_rate is given besides an optimizer that has one. Give it to "
@@ -405,7 +405,7 @@ class Model:
                 extra["learning_rate"] = rate
             named["learning_rate"] = rate
         made = self.optimizer(**named)
-        if not isinstance(made, Optimizer):
+        if not _is_optimizer(made):
             raise TypeError(
                 f"fit: optimizer should return an mtf.optimize.Optimizer, but returned {made!r}"
             )
@@ -454,9 +454,14 @@ def _raise_slip(message: str, key: str) -> NoReturn:
     raise ValueError(f"fit: {message}")
 
 
+def _is_optimizer(value: Any) -> bool:
+    """Returns whether an object is an Optimizer, or has what fit calls of one."""
+    return not isinstance(value, type) and callable(getattr(value, "apply_grads", None))
+
+
 def check_optimizer(optimizer: Any, learning_rate: Any) -> None:
     """Raises TypeError for what is neither an optimizer nor makes one."""
-    if optimizer is None or isinstance(optimizer, Optimizer):
+    if optimizer is None or _is_optimizer(optimizer):
         return
     example = "mtf.optimize.AdamWOptimizer(0.001)"
     if not callable(optimizer):
@@ -473,8 +478,14 @@ def check_optimizer(optimizer: Any, learning_rate: Any) -> None:
     if rate is not None and rate.default is inspect.Parameter.empty and not _is_bound(optimizer):
         raise TypeError(
             f"fit: {optimizer.__name__} is a class that needs a learning rate. Give an optimizer, "
-            f"such as mtf.optimize.{optimizer.__name__}(0.001), or give fit a learning_rate too"
+            f"such as {_as_written(optimizer)}(0.001), or give fit a learning_rate too"
         )
+
+
+def _as_written(optimizer: type) -> str:
+    """Returns the name of a class of optimizers, with the module if it is this package's."""
+    own = optimizer.__module__.startswith(Optimizer.__module__.rpartition(".")[0])
+    return f"mtf.optimize.{optimizer.__name__}" if own else optimizer.__name__
 
 
 def _is_bound(optimizer: type) -> bool:
@@ -489,9 +500,10 @@ def _check_has_no_tensors(optimizer: Optimizer) -> None:
     """Raises ValueError for an optimizer with tensors of another graph or of eager code."""
     held = [name for name, value in vars(optimizer).items() if tf.is_tensor(value)]
     if held:
+        name = type(optimizer).__name__
+        shown = _as_written(type(optimizer))
         raise ValueError(
-            f"fit: the optimizer {type(optimizer).__name__} was made outside of the program, with "
-            f"a tf.Tensor in it ({', '.join(held)}), which would not change from step to step. "
-            "Give fit a function that makes it, such as optimizer=mtf.optimize."
-            f"{type(optimizer).__name__}, or lambda: mtf.optimize.{type(optimizer).__name__}(...)"
+            f"fit: the optimizer {name} was made outside of the program, with a tf.Tensor in it "
+            f"({', '.join(held)}), which would not change from step to step. Give fit a function "
+            f"that makes it, such as optimizer={shown}, or lambda: {shown}(...)"
         )

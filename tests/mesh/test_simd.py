@@ -314,6 +314,25 @@ def test_variables_of_no_mesh():
         assert session.run(variables) == {"outside": 7, "inside": 3, "global_step": 3}
 
 
+@pytest.mark.parametrize("layout", ["", "a:x", "a:y,b:x"])
+def test_values_are_exported_outside_of_rewrites_too(layout):
+    whole = np.arange(24, dtype=np.float32).reshape(4, 6)
+
+    def program():
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        y = mtf.import_tf_tensor(mesh, tf.constant(whole), "a:4,b:6") * 2
+        total = mtf.reduce_sum(y)
+        lowering = mtf.Lowering(mesh.graph, {mesh: SimdMeshImpl("x:2,y:2", layout)})
+        with mtf.utils.outside_all_rewrites():
+            return {name: lowering.export_to_tf_tensor(t) for name, t in [("y", y), ("sum", total)]}
+
+    result = replicate(program, devices=cpus("x:4"))
+    with new_session() as session:
+        got = session.run(result)
+    np.testing.assert_array_equal(got["y"], whole * 2)
+    assert got["sum"] == whole.sum() * 2
+
+
 def test_variables_of_no_mesh_in_loops_and_branches():
     """Each is assigned to once, and read by all, as outside of them."""
     with tf.variable_scope("", use_resource=True):

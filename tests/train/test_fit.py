@@ -156,6 +156,40 @@ def test_schedules_and_functions_that_make_optimizers():
     assert linear.fit(1, optimizer=mtf.optimize.AdafactorOptimizer).step == 1
 
 
+class DescentOfAnotherProgram:
+    """Has no class of the package as a base, and its rate falls with TensorFlow's global step."""
+
+    def __init__(self, learning_rate):
+        self.learning_rate = learning_rate
+
+    def apply_grads(self, grads, variables):
+        step = tf.cast(tf.train.get_or_create_global_step(), tf.float32)
+        rate = mtf.import_tf_tensor(variables[0].mesh, self.learning_rate / (1.0 + step), [])
+        return [mtf.assign_sub(v, g * rate) for g, v in zip(grads, variables)]
+
+
+@pytest.mark.parametrize("simd", [False, True])
+def test_optimizers_of_other_programs(simd):
+    """What has apply_grads is an optimizer, whatever its class."""
+    expected = linear.fit(
+        3,
+        optimizer=mtf.optimize.SgdOptimizer,
+        learning_rate=lambda step: 0.1 / (1.0 + tf.cast(step, tf.float32)),
+    )
+    for optimizer, rate in [(DescentOfAnotherProgram(0.1), None), (DescentOfAnotherProgram, 0.1)]:
+        result = linear.fit(3, optimizer=optimizer, learning_rate=rate, simd=simd)
+        losses = [[record["loss"] for record in run.history] for run in (result, expected)]
+        np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
+def test_names_of_optimizers_of_other_programs():
+    with pytest.raises(TypeError, match=r"such as DescentOfAnotherProgram\(0.001\), or give"):
+        linear.fit(1, optimizer=DescentOfAnotherProgram)
+    held = DescentOfAnotherProgram(tf.constant(0.1))
+    with pytest.raises(ValueError, match=r"\(learning_rate\).* optimizer=DescentOfAnotherProgram"):
+        linear.fit(1, optimizer=held)
+
+
 def _numpy_run(steps, decay=None, clip=None):
     """Returns (losses, norms, evaluations) of gradient descent in NumPy, without dropout."""
     w, b = np.zeros((6, 2)), np.zeros(2)
