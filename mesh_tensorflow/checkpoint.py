@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Optional, Union
 
@@ -35,6 +35,7 @@ from mesh_tensorflow._mesh.variables.storage import MasterVariable, Piece, Whole
 from mesh_tensorflow._mesh.variables.store import StoredMaster, whole_form
 from mesh_tensorflow._paths import readable
 from mesh_tensorflow._progress import Progress
+from mesh_tensorflow.optimize._base import is_slot, weights_of
 
 __all__ = [
     "CheckpointError",
@@ -47,7 +48,6 @@ __all__ = [
     "last_good",
 ]
 
-_STEP = "global_step"
 # The maximum number of variable names in an error message.
 _LONGEST_LIST = 12
 # Errors of a session that concern the program, not files; a monitored session recovers from some of
@@ -553,16 +553,16 @@ def choose_initial(
     names = set(trained)
     trained = [name for name in variables if name in names]
     in_both = {name: v for name, v in variables.items() if name in saved}
-    known = {*variables, *saved}
+    shapes = {name: list(v.shape) for name, v in variables.items()}
     if resize is not None:
         _check_dims(what, resize, dims)
     differs, resized, slots = [], {}, []
     for name, v in in_both.items():
-        there, here = list(saved[name]), list(v.shape)
+        there, here = list(saved[name]), shapes[name]
         if there == here:
             continue
         why = "" if resize is None else resize.refusal(there, here, dims.get(name, ()))
-        if resize is not None and name not in names and _is_slot(name, known):
+        if resize is not None and name not in names and is_slot(name, shapes):
             slots.append(name)
         elif resize is None or why:
             differs.append(
@@ -577,9 +577,8 @@ def choose_initial(
     for name in slots:
         del in_both[name]
     lacking = [name for name in variables if name not in saved]
-    unused = [
-        n for n in sorted(saved) if n not in variables and n != _STEP and not _is_slot(n, known)
-    ]
+    # Slots say nothing about which model a checkpoint is of.
+    unused = [name for name in sorted(weights_of(saved)) if name not in variables]
     lists = (
         _list("As they are there", [n for n in in_both if resized and n not in resized])
         + _list("Resized", list(resized.values()))
@@ -613,14 +612,6 @@ def _check_dims(what: str, resize: Resize, dims: Mapping[str, Sequence[str]]) ->
                 f"{what}: {name!r} is to be resized, but no variable has this dimension"
                 f"{did_you_mean(name, there)}"
             )
-
-
-def _is_slot(name: str, known: Collection[str]) -> bool:
-    """Returns whether a name is that of another variable with more, as w/adam_m and w_slot_v.
-
-    Slots say nothing about which model a checkpoint is of; w_2 is no slot of w.
-    """
-    return any(name[: mark.start()] in known for mark in re.finditer(r"[/_](?!\d)", name))
 
 
 def check_checkpoint(

@@ -11,19 +11,17 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import dims_text, table_lookup
 from mesh_tensorflow._core.layout import (
-    AS_COMPUTED,
     LayoutLike,
     coordinate_of,
     given_stored_layout,
     processor_groups,
-    storing,
 )
 from mesh_tensorflow._core.operation import LaidOutLike, Tensor
 from mesh_tensorflow._core.shape import Shape, ShapeLike, single_axes
@@ -205,13 +203,9 @@ def allconcat_ring(
       The concatenated value on each device.
     """
     _check(xs, devices, "allconcat_ring")
+    # In the order of origins, that of the whole tensor, whatever way each copy took.
     copies = [_ring_copies(x, devices, i) for i, x in enumerate(xs)]
-    out = []
-    for i, device in enumerate(devices):
-        with tf.device(device):
-            # In the order of origins, that of the whole tensor, whatever way each copy took.
-            out.append(tf.concat([copy[i] for copy in copies], concat_axis))
-    return out
+    return _joined(zip(*copies), devices, concat_axis)
 
 
 def _split_all(
@@ -222,6 +216,17 @@ def _split_all(
         with tf.device(device):
             split.append(tf.split(x, len(xs), split_axis))
     return split
+
+
+def _joined(
+    parts: Iterable[Sequence[tf.Tensor]], devices: Sequence[str], concat_axis: int
+) -> list[tf.Tensor]:
+    """Returns the concatenation of the parts that each device has."""
+    out = []
+    for of_device, device in zip(parts, devices):
+        with tf.device(device):
+            out.append(tf.concat(list(of_device), concat_axis))
+    return out
 
 
 def alltoall_pointtwise(
@@ -239,12 +244,7 @@ def alltoall_pointtwise(
       A list of tf.Tensors.
     """
     _check(xs, devices, "alltoall_pointtwise")
-    parts = _split_all(xs, devices, split_axis)
-    out = []
-    for i, device in enumerate(devices):
-        with tf.device(device):
-            out.append(tf.concat([part[i] for part in parts], concat_axis))
-    return out
+    return _joined(zip(*_split_all(xs, devices, split_axis)), devices, concat_axis)
 
 
 def alltoall_ring(
@@ -278,11 +278,7 @@ def alltoall_ring(
                     load = [tf.identity(t) for t in load]
                 # The first part of the load is for this device; the rest goes on to the next.
                 received[i][source] = load.pop(0)
-    out = []
-    for pieces, device in zip(received, devices):
-        with tf.device(device):
-            out.append(tf.concat(pieces, concat_axis))
-    return out
+    return _joined(received, devices, concat_axis)
 
 
 _IN_ANY_PLACE = 'give PlacementMeshImpl allreduce="ring"'
@@ -699,7 +695,11 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
         shape, kept = merged_processors(self.shape, self._places)
         if shape == self.shape:
             return self
-        return _MergedMeshImpl(self, shape, [self._devices[p] for p in kept])
+        devices = [self._devices[p] for p in kept]
+        # What remains at one place cannot be merged along a dimension.
+        return _MergedMeshImpl(
+            self, shape, devices=devices, allreduce=self._allreduce, merge="none"
+        )
 
     @property
     def devices(self) -> list[DeviceLike]:
@@ -1002,11 +1002,3 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
 
 class _MergedMeshImpl(ExecutedMeshImpl, PlacementMeshImpl):
     """The executed mesh of a PlacementMeshImpl; layouts must fit the requested mesh too."""
-
-    def __init__(self, requested: PlacementMeshImpl, shape: Shape, devices: Sequence[str]):
-        rest = {"allreduce": requested._allreduce, "merge": "none"}
-        # "none", as there is nothing left to merge: what remains at one place cannot be merged
-        # along a dimension.
-        with storing(**AS_COMPUTED):
-            super().__init__(shape, requested.layout_rules, devices, **rest)  # type: ignore[arg-type]
-        self.execute(requested)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Optional
 import gin
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.layout import AS_COMPUTED, LayoutLike, given_stored_layout, storing
+from mesh_tensorflow._core.layout import LayoutLike, given_stored_layout
 from mesh_tensorflow._core.operation import LaidOutLike, Tensor
-from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, list_product, single_axes
+from mesh_tensorflow._core.shape import Shape, ShapeLike, list_product, single_axes
 from mesh_tensorflow._mesh import random_values
 from mesh_tensorflow._mesh.devices import check_devices
 from mesh_tensorflow._mesh.mesh_impl import (
@@ -307,7 +307,9 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
     @functools.cached_property
     def execution_impl(self) -> MeshImpl:
         """The executed mesh: a single processor, where XLA compiles the program."""
-        return _MergedSimdMeshImpl(self) if self.program.is_compiled and self.size > 1 else self
+        if self.size == 1 or not self.program.is_compiled:
+            return self
+        return _MergedSimdMeshImpl(self, devices=self.devices[:1])
 
     def at_beginning(self) -> contextlib.AbstractContextManager:
         """Creates operations within at the beginning of a step; on a TPU, at the current place."""
@@ -533,10 +535,3 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
 
 class _MergedSimdMeshImpl(ExecutedMeshImpl, SimdMeshImpl):
     """The executed mesh of a SimdMeshImpl all of whose processors are one."""
-
-    def __init__(self, requested: SimdMeshImpl):
-        # The same dimensions with size 1, so that mesh axes have the same numbers on both meshes.
-        shape = Shape([Dimension(d.name, 1) for d in requested.shape])
-        with storing(**AS_COMPUTED):
-            super().__init__(shape, requested.layout_rules, requested.devices[:1])
-        self.execute(requested)

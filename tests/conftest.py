@@ -40,7 +40,7 @@ mesh/test_conformance.py::test_all*
 """.split("\n")[1:-1]
 
 # Of the slow cases of one test, CI has one and one in twelve, but at most these; --all has every one.
-MOST_SLOW = 6
+MOST_SLOW = 5
 
 hypothesis.settings.register_profile(
     "suite",

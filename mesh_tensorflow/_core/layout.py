@@ -488,6 +488,16 @@ def pnum_to_processor_coordinates(mesh_shape: MeshShape, pnum: int) -> list[int]
     return coordinates[::-1]
 
 
+def slice_sizes(
+    tensor_shape: Shape, layout: Iterable[Optional[int]], mesh_shape: Shape
+) -> list[int]:
+    """Returns the sizes of a slice, rounded up: the last ones may end in padding."""
+    return [
+        d.size if axis is None else -(-d.size // mesh_shape[axis].size)
+        for d, axis in zip(tensor_shape, layout)
+    ]
+
+
 def slice_coordinates(
     layout: Iterable[Optional[int]], mesh_shape: Shape, pnum: int
 ) -> tuple[int, ...]:

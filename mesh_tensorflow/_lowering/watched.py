@@ -400,9 +400,7 @@ def _parts(y: Tensor, executed: MeshImpl, requested: MeshImpl) -> list[list[_Req
     if executed is not requested and any(map(requested.padding, y.shape)):
         # Parts of two meshes that do not divide a size begin at places of their own.
         requested, sizes = executed, whole_sizes
-    holders: dict[tuple[int, ...], list[int]] = {}
-    for pnum in range(requested.size):
-        holders.setdefault(tuple(requested.slice_begin(y.shape, pnum)), []).append(pnum)
+    holders = requested.holders(y.shape)
     result = []
     for pnum in range(executed.size):
         outer = executed.slice_begin(y.shape, pnum)

@@ -401,7 +401,11 @@ def local_cpus(devices: Sequence[str]) -> list[int]:
 
 
 def set_cpus(
-    config: tf.ConfigProto, cpus: Sequence[int], mesh_shape: Shape, rules: Optional[LayoutRules]
+    config: tf.ConfigProto,
+    cpus: Sequence[int],
+    mesh_shape: Shape,
+    rules: Optional[LayoutRules],
+    own_threads: bool = False,
 ) -> None:
     """Sets the logical CPUs of a session, and the threads of an operation.
 
@@ -410,6 +414,7 @@ def set_cpus(
       cpus: the numbers of the CPUs of this process in the mesh.
       mesh_shape: the Shape of the mesh.
       rules: its LayoutRules; if None, threads are left to TensorFlow.
+      own_threads: whether the session has threads of its own, beside others of this process.
     """
     # A session numbers its logical CPUs from 0 without gaps, so the largest number counts.
     config.device_count["CPU"] = 1 + max(cpus, default=0)
@@ -419,7 +424,7 @@ def set_cpus(
     # After `threads_by_session`, a session that says nothing would have those of the first one. Not
     # by the environment, which processes that this one starts take over: sessions of several
     # processes must not ask for it.
-    if rules is not None and _threads_are_by_session:
+    if own_threads or (rules is not None and _threads_are_by_session):
         config.use_per_session_threads = True
 
 

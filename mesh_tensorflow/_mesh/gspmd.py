@@ -34,14 +34,12 @@ from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
 from mesh_tensorflow._contexts import within
 from mesh_tensorflow._core.layout import (
-    AS_COMPUTED,
     LayoutLike,
     TensorLayout,
     given_stored_layout,
-    storing,
 )
 from mesh_tensorflow._core.operation import LaidOutLike, Tensor
-from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, list_product, single_axes
+from mesh_tensorflow._core.shape import Shape, ShapeLike, list_product, single_axes
 from mesh_tensorflow._mesh import random_values
 from mesh_tensorflow._mesh.mesh_impl import (
     ExecutedMeshImpl,
@@ -539,13 +537,6 @@ class GspmdMeshImpl(MeshImpl[GspmdTensor]):
 
 class _WholeMeshImpl(ExecutedMeshImpl, GspmdMeshImpl):
     """The executed mesh of a GspmdMeshImpl: one processor, for which slices are whole tensors."""
-
-    def __init__(self, requested: GspmdMeshImpl):
-        # The same dimensions with size 1, so that mesh axes have the same numbers on both meshes.
-        shape = Shape([Dimension(d.name, 1) for d in requested.shape])
-        with storing(**AS_COMPUTED):
-            super().__init__(shape, requested.layout_rules)
-        self.execute(requested)
 
     def annotate(self, value: tf.Tensor, tensor_shape: Shape) -> tf.Tensor:
         """Returns a value annotated by the layout on the requested mesh."""

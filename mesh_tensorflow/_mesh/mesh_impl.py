@@ -37,13 +37,14 @@ import contextlib
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Optional, Protocol, TypeGuard, TypeVar, Union
 
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.layout import (
+    AS_COMPUTED,
     LayoutLike,
     LayoutRules,
     StoredLayout,
@@ -53,6 +54,8 @@ from mesh_tensorflow._core.layout import (
     pnum_to_group,
     shifted_sources,
     slice_coordinates,
+    slice_sizes,
+    storing,
 )
 from mesh_tensorflow._core.operation import LaidOutLike, Tensor
 from mesh_tensorflow._core.shape import (
@@ -344,6 +347,7 @@ class MeshImpl(Generic[SlicesT]):
         # By dimensions alone, as rules and mesh do not change. Every operation asks for both.
         self._layouts: dict[tuple, TensorLayout] = {}
         self._slice_shapes: dict[tuple, list[int]] = {}
+        self._holders: dict[tuple, dict[tuple[int, ...], list[int]]] = {}
         self._in_layouts: dict[tuple, MeshImpl] = {}
 
     def with_layout(self, layout_rules: LayoutRules) -> Self:
@@ -367,7 +371,7 @@ class MeshImpl(Generic[SlicesT]):
             if isinstance(getattr(type(self), name, None), functools.cached_property):
                 delattr(made, name)
         made._layout_rules = layout_rules.on_mesh(self._shape)
-        made._layouts, made._slice_shapes, made._in_layouts = {}, {}, {}
+        made._layouts, made._slice_shapes, made._holders, made._in_layouts = {}, {}, {}, {}
         return made
 
     # -- shapes and layouts
@@ -462,11 +466,7 @@ class MeshImpl(Generic[SlicesT]):
         if key not in self._slice_shapes:
             layout = self.tensor_layout(tensor_shape)
             self._layout_rules.check_divisible(tensor_shape, self._shape, layout)
-            self._slice_shapes[key] = [
-                # Rounded up.
-                d.size if axis is None else -(-d.size // self._shape[axis].size)
-                for d, axis in zip(tensor_shape, layout)
-            ]
+            self._slice_shapes[key] = slice_sizes(tensor_shape, layout, self._shape)
         # A copy: a caller that changes its list must not change the one for all others.
         return list(self._slice_shapes[key])
 
@@ -503,6 +503,16 @@ class MeshImpl(Generic[SlicesT]):
         # Slices have one size: the number of a part tells where it begins.
         coordinates = slice_coordinates(layout, self._shape, pnum)
         return [size * part for size, part in zip(sizes, coordinates)]
+
+    def holders(self, tensor_shape: Shape) -> Mapping[tuple[int, ...], Sequence[int]]:
+        """Returns the processors that have each distinct slice, by where that begins."""
+        key = tuple(tensor_shape)
+        if key not in self._holders:
+            found: dict[tuple[int, ...], list[int]] = {}
+            for pnum in range(self.size):
+                found.setdefault(tuple(self.slice_begin(tensor_shape, pnum)), []).append(pnum)
+            self._holders[key] = found
+        return self._holders[key]
 
     def slice_size(self, tensor_shape: Shape) -> int:
         """Returns the number of elements of one processor's slice."""
@@ -767,6 +777,20 @@ class ExecutedMeshImpl(MeshImpl):
     """
 
     requested: Any
+
+    def __init__(self, requested: MeshImpl, shape: Optional[Shape] = None, **options: Any):
+        """Creates the executed mesh.
+
+        Args:
+          requested: the MeshImpl that it stands for.
+          shape: its Shape; one processor, with the dimensions of the other one, if None.
+          **options: what the class of mesh takes besides a layout, such as devices.
+        """
+        # The same dimensions, so that mesh axes have the same numbers on both meshes.
+        shape = shape or Shape([Dimension(d.name, 1) for d in requested.shape])
+        with storing(**AS_COMPUTED):
+            super().__init__(shape, requested.layout_rules, **options)
+        self.execute(requested)
 
     def execute(self, requested: MeshImpl) -> None:
         """Sets the requested mesh, whose layout it has."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
@@ -26,6 +27,19 @@ class Cache:
     def read(self, key: str) -> dict[str, Any]:
         """Returns the value of a key, a dictionary; an empty one if there is none."""
         return self._all().get(key, {})
+
+    def known_or(self, key: str, find: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], bool]:
+        """Returns the value of a key, and whether it was known; if not, it is found, and kept.
+
+        Args:
+          key: a string.
+          find: returns the value, a dictionary that JSON can hold.
+        """
+        if known := self.read(key):
+            return known, True
+        found = find()
+        self.keep(key, found)
+        return found, False
 
     def keep(self, key: str, value: dict[str, Any]) -> None:
         """Sets the value of a key, in a whole new file: other programs may read it meanwhile.

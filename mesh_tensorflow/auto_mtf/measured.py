@@ -49,12 +49,14 @@ __all__ = [
     "choose_on",
     "compiling_pays",
     "layout_of_estimator",
+    "layout_on",
 ]
 
 _STEPS = 20  # at most, of each layout
 _FEWEST = 3
 # Compiling takes time, and rounds otherwise: for less than this part of a step it is not done.
 _PAYS = 0.95
+_EARLIER = {True: ", in an earlier run", False: ""}
 # A function of a layout that opens what runs its steps, one in each call.
 Runner = Callable[[str], contextlib.AbstractContextManager[Callable[[], Any]]]
 
@@ -136,10 +138,8 @@ class Choice(NamedTuple):
             for one in self.tried
         ]
         number = sum(one.measured is not None for one in self.tried)
-        earlier = ", in an earlier run" if self.known else ""
-        title = (
-            f"layout {self.layout or 'no splits'}: the fastest of {number} that were tried{earlier}"
-        )
+        what = f"the fastest of {number} that were tried{_EARLIER[self.known]}"
+        title = f"layout {self.layout or 'no splits'}: {what}"
         return "\n".join([title, *(f"  {line}" for line in text_table([head, *rows]))])
 
 
@@ -172,10 +172,27 @@ def choose(
       MemoryLimitError: no layout fits in the limit.
       tf.errors.ResourceExhaustedError: no layout could be run.
     """
+
+    def find() -> dict[str, Any]:
+        tried = _tried(graph, mesh_shape, auto, hardware, stored_layout, run, machine, show)
+        return {"layout": tried[0].layout, "tried": tried}
+
     key = _key_of(graph, mesh_shape, auto, stored_layout, where)
-    cache = Cache("layouts.json", auto.cache)
-    if known := cache.read(key):
-        return Choice(known["layout"], [Tried(*one) for one in known["tried"]], True)
+    found, known = Cache("layouts.json", auto.cache).known_or(key, find)
+    return Choice(found["layout"], [Tried(*one) for one in found["tried"]], known)
+
+
+def _tried(
+    graph: Graph,
+    mesh_shape: Shape,
+    auto: Auto,
+    hardware: Hardware,
+    stored_layout: Optional[StoredLayout],
+    run: Runner,
+    machine: Optional[Processors],
+    show: bool,
+) -> list[Tried]:
+    """Returns the layouts that the cost model prefers, the fastest first; see `choose`."""
     begin, tried = time.monotonic(), list[Tried]()
     if machine is None:
         estimator = StepEstimator(graph, mesh_shape, (), hardware, stored_layout)
@@ -209,9 +226,7 @@ def choose(
     if ranked[0].measured is None:
         assert error is not None
         raise error
-    choice = Choice(ranked[0].layout, ranked)
-    cache.keep(key, {"layout": choice.layout, "tried": choice.tried})
-    return choice
+    return ranked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,6 +307,35 @@ def choose_on(
     return choice
 
 
+def layout_on(
+    who: str,
+    place_of: Callable[[], Place],
+    graph_of: Callable[[], Graph],
+    run: Runner,
+    auto: Optional[Auto] = None,
+) -> str:
+    """Returns the layout whose steps are the fastest, for a program that stores as it computes.
+
+    Args:
+      who: what asks for it, for errors.
+      place_of: returns where the programs run.
+      graph_of: returns the Graph of a whole step.
+      run: see `choose`.
+      auto: see `choose`; None for `Auto()`.
+
+    Raises:
+      ValueError: there are several processes.
+      MemoryLimitError: no layout fits in the limit.
+      tf.errors.ResourceExhaustedError: no layout could be run.
+    """
+    check_one_process(who)
+    # Before TensorFlow lists devices, and before the first session: they decide about threads.
+    threads_by_session()
+    place = place_of()
+    stored = given_stored_layout(place.shape, None, None, None)
+    return choose_on(place, graph_of(), auto or Auto(), stored, run, show=True).layout
+
+
 def check_one_process(who: str) -> None:
     """Checks that this process is alone, as the layouts that are tried run in it.
 
@@ -344,20 +388,19 @@ def layout_of_estimator(
       MemoryLimitError: no layout fits in the limit.
       tf.errors.ResourceExhaustedError: no layout could be run.
     """
-    check_one_process("layout_of_estimator")
-    # Before the first session, which decides about threads.
-    threads_by_session()
-    shape, simd, pjrt = convert_to_shape(mesh_shape), mesh_impl == "simd", mesh_impl == "pjrt"
-    found = [""] * shape.size if pjrt else Processors(shape, devices, simd).devices
-    choice = choose_on(
-        Place(shape, tuple(found), simd, pjrt),
-        step_of_training(estimator_of(""), input_fn),
-        auto or Auto(),
-        given_stored_layout(shape, None, None, None),
+
+    def place_of() -> Place:
+        shape, simd, pjrt = convert_to_shape(mesh_shape), mesh_impl == "simd", mesh_impl == "pjrt"
+        found = [""] * shape.size if pjrt else Processors(shape, devices, simd).devices
+        return Place(shape, tuple(found), simd, pjrt)
+
+    return layout_on(
+        "layout_of_estimator",
+        place_of,
+        lambda: step_of_training(estimator_of(""), input_fn),
         lambda layout: steps_to_look_at(estimator_of(layout), input_fn),
-        show=True,
+        auto,
     )
-    return choice.layout
 
 
 def compiling_pays(
@@ -376,11 +419,8 @@ def compiling_pays(
       run: opens what runs steps that XLA compiles, or others, one in each call.
       show: whether it is printed.
     """
-    cache = Cache("layouts.json", auto.cache)
-    key = _key_of(graph, place.shape, auto, None, f"compiled {place.kind} {place.devices}")
-    known = cache.read(key)
-    earlier = ", in an earlier run" if known else ""
-    if not known:
+
+    def find() -> dict[str, Any]:
         plain, compiled, why = _seconds_of(run(False), auto.seconds / 2), None, ""
         try:
             compiled = _seconds_of(run(True), auto.seconds / 2)
@@ -391,16 +431,18 @@ def compiling_pays(
             tf.errors.UnimplementedError,
         ) as e:
             why = e.message.splitlines()[0]
-        known = {"plain": plain, "compiled": compiled, "why": why}
-        cache.keep(key, known)
-    plain, compiled = known["plain"], known["compiled"]
+        return {"plain": plain, "compiled": compiled, "why": why}
+
+    key = _key_of(graph, place.shape, auto, None, f"compiled {place.kind} {place.devices}")
+    times, known = Cache("layouts.json", auto.cache).known_or(key, find)
+    plain, compiled = times["plain"], times["compiled"]
     pays = compiled is not None and compiled < _PAYS * plain
     if show:
-        found = f"XLA does not compile this step: {known['why']}"
+        found = f"XLA does not compile this step: {times['why']}"
         if compiled is not None:
             found = (
                 f"a step takes {ms_text(compiled)} ms if XLA compiles it, {ms_text(plain)} ms if "
-                f"not{earlier}"
+                f"not{_EARLIER[known]}"
             )
         what = "are" if pays else "are not"
         print(f"{found}. Steps {what} compiled", file=sys.stderr, flush=True)

@@ -198,8 +198,7 @@ class Processors:
         """
         config = tf.ConfigProto()
         rules = convert_to_layout_rules(layout)
-        set_cpus(config, local_cpus(self.devices), self.shape, rules)
-        config.use_per_session_threads = True
+        set_cpus(config, local_cpus(self.devices), self.shape, rules, own_threads=True)
         # What is timed is there several times, and nothing reads it.
         config.graph_options.rewrite_options.disable_meta_optimizer = not optimized
         return tf.Session(graph=graph, config=config)

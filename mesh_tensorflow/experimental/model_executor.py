@@ -16,13 +16,13 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import checkpoint, optimize
-from mesh_tensorflow._core.layout import given_stored_layout, joined_names
+from mesh_tensorflow._core.layout import joined_names
 from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow._mesh.devices import default_devices
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._programs import FLAGS, define, run_with_flags
 from mesh_tensorflow._progress import Progress
-from mesh_tensorflow.auto_mtf.measured import Auto, Place, check_one_process, choose_on
+from mesh_tensorflow.auto_mtf.measured import Place, layout_on
 from mesh_tensorflow.experimental import unet
 from mesh_tensorflow.experimental.input_reader import (
     PlacementMeshImplInputReader,
@@ -399,22 +399,22 @@ def _chosen_layout() -> Optional[str]:
     """Returns the layout whose steps are the fastest if --layout is "auto", and None otherwise."""
     if FLAGS.layout != _AUTO:
         return None
-    check_one_process("--layout=auto")
-    shape = mtf.convert_to_shape(FLAGS.mesh_shape)
-    devices = processors(shape.size) if FLAGS.use_tpu else _placed_on(shape.size)
+
+    def place_of() -> Place:
+        shape = mtf.convert_to_shape(FLAGS.mesh_shape)
+        devices = processors(shape.size) if FLAGS.use_tpu else _placed_on(shape.size)
+        return Place(shape, tuple(devices), FLAGS.use_tpu)
 
     @contextlib.contextmanager
     def run(layout: str) -> Iterator[Callable[[], Any]]:
         with contextlib.closing(Model("train", layout)) as model:
             yield model.run
 
-    with contextlib.closing(Model("train", "")) as model:
-        graph = model.graph
-    place, stored = (
-        Place(shape, tuple(devices), FLAGS.use_tpu),
-        given_stored_layout(shape, None, None, None),
-    )
-    return choose_on(place, graph, Auto(), stored, run, show=True).layout
+    def graph_of() -> mtf.Graph:
+        with contextlib.closing(Model("train", "")) as model:
+            return model.graph
+
+    return layout_on("--layout=auto", place_of, graph_of, run)
 
 
 def _check_flags() -> None:

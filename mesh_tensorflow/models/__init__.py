@@ -41,10 +41,9 @@ from mesh_tensorflow.models._gguf import GgufFile
 from mesh_tensorflow.models._place import place_of
 from mesh_tensorflow.models._pretrained import (
     Pretrained,
-    array_of,
-    check_eager,
     check_path,
     imported,
+    rows_of_ids,
 )
 from mesh_tensorflow.models._tokenizer import Tokenizer
 from mesh_tensorflow.models._weights import Weights
@@ -335,25 +334,13 @@ class LanguageModel(Pretrained):
         """Returns the ids of a prompt."""
         if not _is_text(prompt):
             return prompt  # type: ignore[return-value]
-        if self.tokenizer is None:
-            raise ValueError(
-                f"{what}: the model has no tokenizer, so prompts are lists of ids. It reads "
-                "tokenizer.json of the folder where the package tokenizers is installed: "
-                "pip install tokenizers"
-            )
+        tokenizer = self._tokenizer_for(what, "prompts")
         if isinstance(prompt, str):
-            return self.tokenizer.prompt(prompt)
-        return self.tokenizer.chat(prompt)  # type: ignore[arg-type]
+            return tokenizer.prompt(prompt)
+        return tokenizer.chat(prompt)  # type: ignore[arg-type]
 
     def _checked(self, what: str, ids: Any) -> np.ndarray:
-        rows = array_of(what, ids)
-        vocab = self.model.input_vocab_dim.size
-        if rows.ndim != 2 or not rows.size or not np.issubdtype(rows.dtype, np.integer):
-            raise ValueError(
-                f"{what}: ids must be ints, [batch, length], and at least one, but have the shape "
-                f"{list(rows.shape)} and dtype {rows.dtype}"
-            )
-        check_eager(what)
+        rows, vocab = rows_of_ids(what, ids), self.model.input_vocab_dim.size
         # The lookup of an embedding would give zeros for such an id, and no error.
         wrong = rows[(rows < 0) | (rows >= vocab)]
         if wrong.size:

@@ -26,8 +26,8 @@ from mesh_tensorflow.models._family import Config, Form, Weight
 from mesh_tensorflow.models._pretrained import (
     Pretrained,
     array_of,
-    check_eager,
     imported,
+    rows_of_ids,
 )
 
 MODEL_TYPES = ("bert", "roberta")
@@ -374,22 +374,11 @@ class TextEncoder(Pretrained):
             if ids.ndim != 1 or not ids.size or not np.issubdtype(ids.dtype, np.integer):
                 raise ValueError(f"embed: text {i} is {text!r}, neither a text nor a list of ids")
             return ids.tolist()
-        if self.tokenizer is None:
-            raise ValueError(
-                "embed: the model has no tokenizer, so texts are lists of ids. It reads "
-                "tokenizer.json of the folder where the package tokenizers is installed: "
-                "pip install tokenizers"
-            )
-        return self.tokenizer.prompt(text, self.pooling.max_length or self._max_length)
+        tokenizer = self._tokenizer_for("embed", "texts")
+        return tokenizer.prompt(text, self.pooling.max_length or self._max_length)
 
     def _checked(self, what: str, ids: Any, mask: Any, types: Any) -> list[np.ndarray]:
-        check_eager(what)
-        ids = array_of(what, ids)
-        if ids.ndim != 2 or not ids.size or not np.issubdtype(ids.dtype, np.integer):
-            raise ValueError(
-                f"{what}: ids must be ints, [batch, length], and at least one, but have the shape "
-                f"{list(ids.shape)} and dtype {ids.dtype}"
-            )
+        ids = rows_of_ids(what, ids)
         arrays = {"ids": ids, "mask": np.ones_like(ids) if mask is None else np.asarray(mask)}
         arrays["types"] = np.zeros_like(ids) if types is None else np.asarray(types)
         largest = (self._form.sizes["vocab"], 2, self._form.sizes["token_type_vocab"])

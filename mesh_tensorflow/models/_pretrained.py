@@ -72,6 +72,16 @@ class Pretrained:
 
         return call
 
+    def _tokenizer_for(self, what: str, texts: str) -> Tokenizer:
+        """Returns the tokenizer, without which what `texts` names are lists of ids."""
+        if self.tokenizer is None:
+            raise ValueError(
+                f"{what}: the model has no tokenizer, so {texts} are lists of ids. It reads "
+                "tokenizer.json of the folder where the package tokenizers is installed: "
+                "pip install tokenizers"
+            )
+        return self.tokenizer
+
     def __repr__(self) -> str:
         """Says its family, its size, and how it is split."""
         weights = sum(
@@ -185,14 +195,15 @@ def array_of(what: str, rows: Any) -> np.ndarray:
         ) from error
 
 
-def check_eager(what: str) -> None:
-    """Checks that code which returns values is called where there are some.
+def rows_of_ids(what: str, ids: Any) -> np.ndarray:
+    """Returns rows of ids as an array, in code that returns values.
 
     Args:
-      what: the name of the method, for the error.
+      what: the name of the method that is given them, for errors.
+      ids: an array, or lists of the same length.
 
     Raises:
-      ValueError: it is not.
+      ValueError: they are not ints, [batch, length]; or there are no values here.
     """
     if not tf.executing_eagerly():
         raise ValueError(
@@ -200,6 +211,13 @@ def check_eager(what: str) -> None:
             "of sessions and of tf.disable_v2_behavior. There, the attribute `model` is what "
             "programs are built of"
         )
+    rows = array_of(what, ids)
+    if rows.ndim != 2 or not rows.size or not np.issubdtype(rows.dtype, np.integer):
+        raise ValueError(
+            f"{what}: ids must be ints, [batch, length], and at least one, but have the shape "
+            f"{list(rows.shape)} and dtype {rows.dtype}"
+        )
+    return rows
 
 
 def imported(mesh: mtf.Mesh, x: tf.Tensor, *names: str) -> mtf.Tensor:

@@ -13,6 +13,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._contexts import within
 from mesh_tensorflow._core.errors import MissingMethodError, WrongTypeError, check_flag, slip
 from mesh_tensorflow.ops._source import import_unchanged
+from mesh_tensorflow.ops._variables.variable import read_now
 from mesh_tensorflow.utils import steps_done
 
 # The ends of names that stand in checkpoints of the classic release: names are those of weights
@@ -29,16 +30,16 @@ Shapes = Mapping[str, Sequence[int]]
 def is_slot(name: str, shapes: Shapes) -> bool:
     """Returns whether a variable is a slot of another.
 
-    A slot of "x/w" is "x/w/adam_m", "x/w_slot_v" or, of any optimizer or average, "x/w/<slot>", of
-    the shape of "x/w" or a number without dimensions; it may be in a scope of the optimizer,
-    "scope/x/w/<slot>". A bias "x/w/bias" is no slot, since it has another shape.
+    A slot of "x/w" is "x/w/adam_m", "x/w_slot_v" or, of any optimizer or average, "x/w_slot_<slot>"
+    or "x/w/<slot>", the latter of the shape of "x/w" or a number without dimensions; it may be in a
+    scope of the optimizer, "scope/x/w/<slot>". A bias "x/w/bias" is no slot: it has another shape.
 
     Args:
       name: the name of a variable.
       shapes: the shapes of variables by name, of this one and of those that it may be a slot of.
     """
     # By the name alone, as Adafactor's slots of rows and columns lack a dimension of their weight.
-    if name.endswith(_ENDS):
+    if name.endswith(_ENDS) or name.rpartition("_slot_")[0] in shapes:
         return True
     # A bias is named like a slot, "w/bias", so other slots have to have the shape of the weight, or
     # none.
@@ -358,10 +359,10 @@ class StoredValue(mtf.ReadVariable):
 
     def lower(self, lowering: mtf.Lowering) -> None:
         """Reads the slices, or takes the values that were read at the beginning of the step."""
-        laid_out = lowering.variables[self._var]
         if not self._after:
             # The step's one read of the variable, for which all assignments wait.
-            lowering.set_tensor_lowering(self.outputs[0], laid_out.laid_out_tensor)
+            value = lowering.variables[self._var].laid_out_tensor
+            lowering.set_tensor_lowering(self.outputs[0], value)
             return
         mesh_impl = lowering.mesh_impl(self)
         if not mesh_impl.supports_control_dependencies:
@@ -372,7 +373,7 @@ class StoredValue(mtf.ReadVariable):
         # In eager code an assignment is done by now: what it returned is None, and not waited for.
         waits = [lowering.lowered_operation(op) for op in self._after]
         with tf.control_dependencies([w for w in waits if w is not None]):
-            value = laid_out.read()
+            value = read_now(lowering, self._var)
         lowering.set_tensor_lowering(self.outputs[0], value)
 
 

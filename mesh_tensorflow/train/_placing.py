@@ -296,9 +296,8 @@ class Placing:
         # other forever.
         config = tf.ConfigProto(allow_soft_placement=not self.simd)
         rules = None if self.pjrt else self.rules
-        set_cpus(config, local_cpus(self.devices), self.shape, rules)
-        # Operations at a time, as this layout wants them; several runs may be in one process.
-        config.use_per_session_threads = True
+        # As many operations at a time as this layout wants; several runs may be in one process.
+        set_cpus(config, local_cpus(self.devices), self.shape, rules, own_threads=True)
         return tf.Session(graph=graph, config=config)
 
     def parts_of_batch(self, batch_dim: mtf.Dimension) -> int:

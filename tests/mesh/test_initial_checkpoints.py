@@ -41,6 +41,7 @@ def model(*names, shape=(2,)):
 CASES = {
     "the same": (["a", "b"], ["a", "b"], [], False),
     "a slot there": (["a", "b", "b_slot_v", "a/adam_m"], ["a", "b"], [], False),
+    "of another optimizer": (["a", "a_slot_mine", "its/a/mean"], ["a"], [], False),
     "a slot here": (["a"], ["a", "a_slot_v/"], ["In the model only (1):", "a_slot_v"], False),
     "a weight there": (["a", "other/b"], ["a"], ["In the checkpoint only (1):", "other/b"], True),
     "a weight here": (["a"], ["a", "new"], ["In the model only (1):", "new"], True),

@@ -2,6 +2,7 @@
 
 import sys
 
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 from helpers.paths import EXAMPLES
@@ -106,6 +107,61 @@ def test_variables_without_the_base(tf_graph):
         assert (session.run(value) == 3).all()
     [laid_out] = lowering.variables.values()
     assert set(laid_out.asked_for) == {"laid_out_tensor", "assign_to_slices", "needs_copies"}
+
+
+class ListedVariable:
+    """Has tf variables as slices, assignments to them and copies, and nothing that reads them."""
+
+    def __init__(self, variable, mesh_impl):
+        self.variable, self.mesh_impl = variable, mesh_impl
+        sizes = mesh_impl.slice_shape(variable.shape)
+        self.slices = [
+            tf.Variable(tf.zeros(sizes, variable.slice_dtype), trainable=False, collections=[])
+            for _ in range(mesh_impl.size)
+        ]
+        self.laid_out_tensor = mesh_impl.LaidOutTensor(self.slices)
+
+    def assign_to_slices(self, assign_fn, values):
+        return tf.group([assign_fn(self.variable, *of_one) for of_one in zip(self.slices, values)])
+
+    @property
+    def copy_master_to_slices(self):
+        master = self.variable.get_master()
+        values = self.mesh_impl.make_slices(master, self.variable.shape)
+        return self.assign_to_slices(mtf.assign_slice, values)
+
+    @property
+    def copy_slices_to_master(self):
+        value = self.mesh_impl.combine_slices(self.slices, self.variable.shape)
+        return self.variable.assign_to_master(value)
+
+
+class ListedMeshImpl(PlacementMeshImpl):
+    LaidOutVariable = ListedVariable
+
+
+@pytest.mark.parametrize("mesh_shape, layout", [("p:1", ""), ("rows:2,cols:2", "a:rows,b:cols")])
+def test_variables_that_have_no_read(tf_graph, mesh_shape, layout):
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    mesh.graph.assigns = "all"
+    v = mtf.get_variable(mesh, "v", "a:4,b:6", initializer=tf.ones_initializer())
+    after = mtf.depend(v, [mtf.assign_add(v, v * 2)])
+    last = mtf.assign_add(v, mtf.ones_like(v))
+    average = mtf.optimize.ExponentialMovingAverage(0.5)
+    updates = average.apply([v.operation], after=[last])
+    read = mtf.read_variable(v)
+    impl = ListedMeshImpl(mesh_shape, layout, ["cpu:0"] * mtf.convert_to_shape(mesh_shape).size)
+    lowering = mtf.Lowering(mesh.graph, {mesh: impl})
+    values = [lowering.export_to_tf_tensor(x) for x in (after, read)]
+    done = [lowering.lowered_operation(op) for op in updates]
+    saved = lowering.copy_slices_to_masters()
+    average_master = average.average(v.operation).operation.get_master()
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        session.run(lowering.copy_masters_to_slices())
+        got, _ = session.run([values, done])
+        session.run(saved)
+        assert [np.unique(x) for x in [*got, session.run(average_master)]] == [3, 4, 2.5]
 
 
 def test_copies_that_are_needed_and_lacking(tf_graph):

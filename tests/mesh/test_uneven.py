@@ -265,6 +265,7 @@ def trained(placing, path=None, restored=None):
             return losses
 
 
+@pytest.mark.slow_but(4)
 @pytest.mark.usefixtures("eight_devices_for_pjrt")
 @pytest.mark.parametrize(
     "kind",

@@ -575,6 +575,7 @@ def test_ids_and_texts_in_one_list(tmp_path):
     assert found == [model.tokenizer.decode(expected[0]), expected[1]]
 
 
+@pytest.mark.slow("gpt2")
 @pytest.mark.parametrize("name", ["gpt2", "opt"])
 def test_as_long_as_the_table_of_positions(name):
     """Up to its last row, which a power of two need not reach; and no trace is made of more."""

@@ -130,7 +130,7 @@ USES = {
 }
 
 
-@pytest.mark.slow_but(2)
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("place", USES)
 def test_uses_read_slices(place, eight_devices_for_pjrt, monkeypatch):
     """Evaluations and predictions do, and write no file."""

@@ -288,7 +288,7 @@ def of_four_blocks(name, tmp_path):
     return tmp_path / name
 
 
-@pytest.mark.slow_but(2)
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("name, place", PIPELINES)
 def test_a_pipeline(name, place, tmp_path, request):
     """Calls, losses and gradients are those of layers in a row, and so are the files."""
@@ -426,7 +426,7 @@ def test_weights_keep_their_dtypes(dtype, tmp_path):
 
 
 @pytest.mark.slips
-@pytest.mark.slow_but(2)
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("place", ["whole", "tensor"])
 @pytest.mark.parametrize("name", ["qwen2", "qwen2_moe", "qwen3", "qwen3_moe"])
 def test_windows_of_qwen(name, place, tmp_path):

@@ -21,6 +21,7 @@ LAYERS = {
     "bias": {"relative_attention_type": "bias"},
     "bias_shared": {"relative_attention_type": "bias_shared"},
     "contextual": {"relative_attention_type": "contextual"},
+    "alibi": {"relative_attention_type": "alibi"},
     "multi_query": {"num_memory_heads": 1},
     "grouped": {"num_memory_heads": 2},
     "blocked": {"shared_kv": True, "attention_kwargs": {"blocked": True}},

@@ -25,7 +25,7 @@ AUTO = """
 import mesh_tensorflow.transformer.utils
 run.mesh_shape = "rows:2,cols:2"
 run.layout_rules = "auto"
-auto_mtf.Auto.seconds = 40
+auto_mtf.Auto.seconds = 600
 auto_mtf.Auto.profile = False
 auto_mtf.Auto.candidates = 2
 auto_mtf.Auto.cache = "{cache}"
@@ -37,7 +37,7 @@ def further(tmp_path, *more):
     return AUTO.replace("{cache}", str(tmp_path / "cache.json")) + "\n".join(more)
 
 
-@pytest.mark.slow("simd")
+@pytest.mark.slow
 @pytest.mark.parametrize("impl", ["placement", "simd"])
 def test_the_run_is_that_of_any_layout(impl, tmp_path, capsys):
     path = runs.write_checkpoint(str(tmp_path), VARIABLES)
@@ -60,6 +60,7 @@ def test_the_run_is_that_of_any_layout(impl, tmp_path, capsys):
     assert "the fastest of" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_flags_say_layout_and_mesh(tmp_path, monkeypatch, capsys):
     """As a user would: `python -m mesh_tensorflow.transformer.main --layout=auto ...`."""
     monkeypatch.setitem(runs.STATE, "keys", ("inputs", "targets"))

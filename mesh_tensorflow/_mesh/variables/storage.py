@@ -155,6 +155,74 @@ class WholeStorage(VariableStorage):
         return self._v.is_initialized()
 
 
+class StorageInSlices(VariableStorage):
+    """Stores a value in slices, each of them in one or more tf variables."""
+
+    def __init__(self, whole: Sequence[int], dtype: tf.DType):
+        """Creates a StorageInSlices.
+
+        Args:
+          whole: the shape of the value.
+          dtype: its dtype in files, whatever the slices are kept in.
+        """
+        self._whole, self._dtype = whole, dtype
+
+    @abc.abstractmethod
+    def holders(self) -> tuple[Sequence[int], Mapping[tuple[int, ...], Sequence[tf.Variable]]]:
+        """Returns the shape of a slice, and the tf variables that hold each, by where it begins."""
+
+    def pieces(self) -> list[Piece]:
+        """Returns one piece for each distinct slice, with all its copies."""
+        sizes, holders = self.holders()
+        # What is past the end has no place in files, and gets what the first slice does.
+        past = [
+            v
+            for begin, vs in holders.items()
+            if any(b >= n > 0 for b, n in zip(begin, self._whole))
+            for v in vs
+        ]
+        slices = [
+            Piece(
+                begin,
+                tuple(sizes),
+                vs[0].device,
+                functools.partial(self._read, vs[0]),
+                functools.partial(self._assign_all, [*vs, *(() if any(begin) else past)]),
+                self._apart(vs[0]),
+            )
+            for begin, vs in holders.items()
+        ]
+        pieces = [piece.without_padding(self._whole) for piece in slices]
+        return [piece for piece in pieces if piece is not None]
+
+    def _apart(self, v: tf.Variable) -> Optional[ShardedVariable]:
+        """Returns how several processes save a slice; None if it is a variable of TensorFlow."""
+        del v
+        return None
+
+    def _read(self, v: tf.Variable) -> tf.Tensor:
+        with tf.device(v.device):
+            return tf.cast(self._value(v), self._dtype)
+
+    def _assign(self, v: tf.Variable, value: tf.Tensor) -> tf.Operation:
+        with tf.device(v.device):
+            return self._assigned(v, tf.cast(value, v.dtype))
+
+    def _assign_all(self, vs: Sequence[tf.Variable], value: tf.Tensor) -> tf.Operation:
+        # Every copy gets the value, as readers take any of them for it.
+        made = [self._assign(v, value) for v in vs]
+        # In eager code an assignment is done at once, and what it returns is None.
+        return tf.group([op for op in made if op is not None])
+
+    def _value(self, v: tf.Variable) -> tf.Tensor:
+        """Returns the value of a slice, on its device."""
+        return v.read_value()
+
+    def _assigned(self, v: tf.Variable, value: tf.Tensor) -> tf.Operation:
+        """Assigns a value of a slice, on its device."""
+        return v.assign(value, read_value=False)
+
+
 class PieceSaveable(SaveableObject):
     """Saves and restores the pieces of a variable in one process.
 
@@ -675,7 +743,7 @@ class LaidOutVariable(abc.ABC):
         raise NotImplementedError(f"{type(self).__name__} has no copy_slices_to_master")
 
 
-class SliceStorage(VariableStorage):
+class SliceStorage(StorageInSlices):
     """The slices of one variable, or of one part of a stacked variable."""
 
     def __init__(self, placed: SliceVariables, variable: Variable, index: Optional[int] = None):
@@ -686,76 +754,48 @@ class SliceStorage(VariableStorage):
           variable: the Variable whose value is stored.
           index: the index of the variable in a stacked variable; None if it is not stacked.
         """
+        impl, shape = placed.mesh_impl, variable.stored_shape
+        super().__init__(shape.to_integer_list, variable.master_dtype)
         self._placed = placed
         self._variable = variable
         self._index = index
+        self._sizes = impl.slice_shape(shape)
+        # By where a slice begins, the processors that store it.
+        stored = set(placed.slices)
+        self._owners = {
+            begin: [pnum for pnum in pnums if pnum in stored]
+            for begin, pnums in impl.holders(shape).items()
+        }
         # With the values, so that their ids are not reused.
         self._initializers: dict[int, tuple[tf.Tensor, tf.Operation]] = {}
 
-    def pieces(self) -> list[Piece]:
-        """Returns one piece for each distinct slice, with all its copies."""
-        impl, shape = self._placed.mesh_impl, self._variable.stored_shape
-        holders: dict[tuple[int, ...], list[int]] = {}
-        for pnum in self._placed.slices:
-            # Copies of a slice on several devices begin at the same position; one of them is saved.
-            holders.setdefault(tuple(impl.slice_begin(shape, pnum)), []).append(pnum)
-        sizes, whole = tuple(impl.slice_shape(shape)), shape.to_integer_list
-        # What is past the end has no place in files, and gets what the first slice does.
-        empty = [
-            pnum
-            for begin, pnums in holders.items()
-            if any(b >= n > 0 for b, n in zip(begin, whole))
-            for pnum in pnums
-        ]
-        origin, *_ = holders
-        slices = [
-            Piece(
-                begin,
-                sizes,
-                impl.devices[pnums[0]],
-                # Bound as defaults: closures would all find the processors of the last piece.
-                lambda first=pnums[0]: self._read(first),
-                lambda value, pnums=tuple(pnums), rest=tuple(empty if begin == origin else ()): (
-                    tf.group([self._assign(pnum, value) for pnum in (*pnums, *rest)])
-                ),
-                self._apart(pnums[0]),
+    def holders(self) -> tuple[list[int], dict[tuple[int, ...], list[tf.Variable]]]:
+        """Returns the shape of a slice, and the variables that hold each; see the base class."""
+        slices = self._placed.slices
+        found = {begin: [slices[p] for p in pnums] for begin, pnums in self._owners.items()}
+        return self._sizes, found
+
+    def _apart(self, v: tf.Variable) -> Optional[ShardedVariable]:
+        apart = getattr(v, "apart", None)
+        return None if apart is None or self._index is not None else apart(self._dtype)
+
+    def _value(self, v: tf.Variable) -> tf.Tensor:
+        return super()._value(v) if self._index is None else v[self._index]
+
+    def _assigned(self, v: tf.Variable, value: tf.Tensor) -> tf.Operation:
+        if self._index is None:
+            return super()._assigned(v, value)
+        # A scatter into a stack that has no value yet would fail: restoring may come before
+        # initializing.
+        with tf.control_dependencies([self._placed.has_room(v)]):
+            return tf.raw_ops.ResourceScatterUpdate(
+                resource=v.handle, indices=self._index, updates=value
             )
-            for begin, pnums in holders.items()
-        ]
-        pieces = [piece.without_padding(whole) for piece in slices]
-        return [piece for piece in pieces if piece is not None]
-
-    def _apart(self, pnum: int) -> Optional[ShardedVariable]:
-        """Returns how several processes save a slice; None if it is a variable of TensorFlow."""
-        if self._index is not None:
-            return None
-        apart = getattr(self._placed.slices[pnum], "apart", None)
-        return None if apart is None else apart(self._variable.master_dtype)
-
-    def _read(self, pnum: int) -> tf.Tensor:
-        v = self._placed.slices[pnum]
-        with tf.device(v.device):
-            value = v.read_value() if self._index is None else v[self._index]
-            return tf.cast(value, self._variable.master_dtype)
-
-    def _assign(self, pnum: int, value: tf.Tensor) -> tf.Operation:
-        v = self._placed.slices[pnum]
-        with tf.device(v.device):
-            # Files have the dtype of masters, whatever the slices are kept in.
-            value = tf.cast(value, self._variable.slice_dtype)
-            if self._index is None:
-                return v.assign(value, read_value=False)
-            # A scatter into a stack that has no value yet would fail: restoring may come before
-            # initializing.
-            with tf.control_dependencies([self._placed.has_room(pnum)]):
-                return tf.raw_ops.ResourceScatterUpdate(
-                    resource=v.handle, indices=self._index, updates=value
-                )
 
     def read(self) -> tf.Tensor:
         """Returns the whole value, put together from one copy of each slice."""
         placed, variable = self._placed, self._variable
-        values = {pnum: self._read(pnum) for pnum in placed.slices}
+        values = {pnum: self._read(v) for pnum, v in placed.slices.items()}
         return placed.mesh_impl.combine_slices(
             [values[owner] for owner in placed.owner], variable.stored_shape, variable.master_device
         )
@@ -765,7 +805,7 @@ class SliceStorage(VariableStorage):
         with tf.device(self._variable.master_device):
             pieces = self._placed.mesh_impl.make_slices(value, self._variable.stored_shape)
             kept = {pnum: in_own_memory(pieces[pnum], value) for pnum in self._placed.slices}
-        return tf.group([self._assign(pnum, piece) for pnum, piece in kept.items()])
+        return tf.group([self._assign(v, kept[pnum]) for pnum, v in self._placed.slices.items()])
 
     def initializer(self, value: tf.Tensor) -> tf.Operation:
         """Returns the operation that assigns an initial value; one for each value."""
@@ -968,18 +1008,17 @@ class SliceVariables(LaidOutVariable):
 
     # -- stacked variables
 
-    def has_room(self, pnum: int) -> tf.Operation:
+    def has_room(self, v: tf.Variable) -> tf.Operation:
         """Returns a tf.Operation that sets a slice to zeros if it is not initialized."""
         # One for all parts of a stack: another could set zeros after a part has been restored.
-        if pnum not in self._room:
-            v = self.slices[pnum]
+        if id(v) not in self._room:
             with tf.device(v.device), tf.control_dependencies(None):
-                self._room[pnum] = tf.cond(
+                self._room[id(v)] = tf.cond(
                     v.is_initialized(),
                     tf.no_op,
                     lambda: v.assign(tf.zeros(v.shape, v.dtype), read_value=False),
                 ).op
-        return self._room[pnum]
+        return self._room[id(v)]
 
     # -- copies between slices and a separate master
 

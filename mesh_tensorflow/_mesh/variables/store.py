@@ -26,7 +26,7 @@ from tensorflow.python.ops.variable_scope import get_variable_scope_store
 from mesh_tensorflow._contexts import within
 from mesh_tensorflow._core.errors import did_you_mean, dims_text, first_names
 from mesh_tensorflow._core.graph import Graph
-from mesh_tensorflow._core.layout import TensorLayout, slice_coordinates, storing
+from mesh_tensorflow._core.layout import TensorLayout, slice_coordinates, slice_sizes, storing
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._mesh.random_values import initial_value
 from mesh_tensorflow._mesh.slice_functions import (
@@ -37,8 +37,8 @@ from mesh_tensorflow._mesh.slice_functions import (
 )
 from mesh_tensorflow._mesh.variables.given_values import fitting, fitting_part, given_parts
 from mesh_tensorflow._mesh.variables.storage import (
-    Piece,
     PieceSaveable,
+    StorageInSlices,
     VariableStorage,
     WholeStorage,
     WholeVariable,
@@ -84,11 +84,7 @@ class Form:
     @property
     def sizes(self) -> list[int]:
         """The shape of a slice."""
-        return [
-            # Rounded up, as slices may end in padding.
-            size if axis is None else -(-size // self.mesh_shape[axis].size)
-            for size, axis in zip(self.shape.to_integer_list, self.layout)
-        ]
+        return slice_sizes(self.shape, self.layout, self.mesh_shape)
 
     def begin(self, pnum: int) -> tuple[int, ...]:
         """Returns the index of the first element of a processor's slice."""
@@ -118,45 +114,21 @@ def differs(name: str, known: Form, form: Form, same: bool) -> str:
 # -- the whole variables of a store, as eager code and checkpoints know them
 
 
-class _InStore(VariableStorage):
+class _InStore(StorageInSlices):
     """The current slices in a store; another Lowering may change their layout."""
 
     def __init__(self, store: VariableStore, name: str, sizes: Sequence[int], dtype: tf.DType):
-        self._store, self._name, self._sizes, self._dtype = store, name, sizes, dtype
+        super().__init__(sizes, dtype)
+        self._store, self._name = store, name
 
-    def pieces(self) -> list[Piece]:
-        sizes, holders = self._store.parts(self._name)
-        slices = [
-            Piece(
-                begin,
-                tuple(sizes),
-                holders[begin][0].device,
-                # Bound as defaults: closures would all find the variables of the last piece.
-                lambda v=vs[0]: self._read(v),
-                lambda value, vs=tuple(vs): self._assign(vs, value),
-            )
-            for begin, vs in holders.items()
-        ]
-        pieces = [piece.without_padding(self._sizes) for piece in slices]
-        return [piece for piece in pieces if piece is not None]
-
-    def _read(self, v: tf.Variable) -> tf.Tensor:
-        with tf.device(v.device):
-            return tf.cast(v.read_value(), self._dtype)
-
-    def _assign(self, vs: Sequence[tf.Variable], value: tf.Tensor) -> tf.Operation:
-        made = []
-        # Every copy gets the value, as readers take any of them for it.
-        for v in vs:
-            with tf.device(v.device):
-                made.append(v.assign(tf.cast(value, v.dtype), read_value=False))
-        return tf.group([op for op in made if op is not None])
+    def holders(self) -> tuple[list[int], dict[tuple[int, ...], list[tf.Variable]]]:
+        return self._store.parts(self._name)
 
     def read(self) -> tf.Tensor:
         return tf.cast(self._store.value(self._name), self._dtype)
 
     def assign(self, value: tf.Tensor) -> tf.Operation:
-        value.shape.assert_is_compatible_with(tf.TensorShape(self._sizes))
+        value.shape.assert_is_compatible_with(tf.TensorShape(self._whole))
         made = []
         for piece in self.pieces():
             part = value[tuple(slice(b, b + n) for b, n in zip(piece.begin, piece.sizes))]

@@ -10,7 +10,13 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.operation import Operation, Tensor
 from mesh_tensorflow._mesh.mesh_impl import summands_of
-from mesh_tensorflow.ops._variables.variable import Assign, ReadVariable, Variable, note_read
+from mesh_tensorflow.ops._variables.variable import (
+    Assign,
+    ReadVariable,
+    Variable,
+    note_read,
+    read_now,
+)
 from mesh_tensorflow.utils import SCALAR_SUMMARIES_COLLECTION_KEY
 
 if TYPE_CHECKING:
@@ -123,7 +129,7 @@ class Depend(Operation):
         variable = self.reads()
         with tf.control_dependencies(waits):
             if variable is not None:
-                read = lowering.variables[variable].read()
+                read = read_now(lowering, variable)
                 # So that an assignment that comes after this read waits for it.
                 note_read(lowering, variable, read)
                 value = variable.cast_to_activation(mesh_impl, read)

@@ -769,6 +769,23 @@ def earlier_assignments(lowering: Lowering, variables: Sequence[Variable]) -> li
     return list(dict.fromkeys(op for op in last if op is not None))
 
 
+def read_now(lowering: Lowering, variable: Variable) -> LaidOutLike:
+    """Returns the slices of a variable, read at this point of the program.
+
+    Args:
+      lowering: the Lowering.
+      variable: the Variable.
+
+    Returns:
+      A laid-out tensor of the slice dtype.
+    """
+    laid_out = lowering.variables[variable]
+    if hasattr(laid_out, "read"):
+        return laid_out.read()
+    # A class of the user's own may lack it; then its laid-out tensor has the tf variables.
+    return lowering.mesh_impl(variable).slicewise(tf.identity, laid_out.laid_out_tensor)
+
+
 def note_read(lowering: Lowering, variable: Variable, value: LaidOutLike) -> None:
     """Makes later assignments to a variable wait for a read, where `earlier_assignments` orders.
 
@@ -813,7 +830,7 @@ class ReadVariable(Operation):
         mesh_impl = lowering.mesh_impl(self)
         # Otherwise nothing would say whether this read, or the assignment before it, comes first.
         with tf.control_dependencies(earlier_assignments(lowering, [self._var])):
-            read = lowering.variables[self._var].read()
+            read = read_now(lowering, self._var)
             value = self._var.cast_to_activation(mesh_impl, read)
         note_read(lowering, self._var, read)
         lowering.set_tensor_lowering(self.outputs[0], value)

@@ -570,6 +570,4 @@ class Synthesizer(SelfAttention):
             context=context,
             **self.attention_kwargs_from_context(context),
         )
-        output_shape = self.expected_attention_output_shape(x, params)
-        y = params.compute_output(o, output_shape=output_shape)
-        return self.layer_output_from_attention_output(context, y, losses)
+        return self.output_of(context, params, x, o, losses)

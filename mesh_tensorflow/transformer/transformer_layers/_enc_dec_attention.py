@@ -242,9 +242,7 @@ def enc_dec_attention(
     )
     if seen is not context:
         o = _dot_product.by_positions(o, context)
-    output_shape = layer.expected_attention_output_shape(x, params)
-    y = params.compute_output(o, output_shape=output_shape)
-    return layer.layer_output_from_attention_output(context, y, losses)
+    return layer.output_of(context, params, x, o, losses)
 
 
 class EncDecMixin(SelfAttention):

@@ -100,7 +100,8 @@ def _distances(
     # Where later positions are hidden, all buckets are for distances back.
     both = not context.model.fully_autoregressive
     if kind == "alibi":
-        return _parts.alibi(context, heads_dims, here, there, both)
+        made = _parts.alibi(context, heads_dims, here, there, both)
+        return made._replace(values=_dot_product.matched(made.values, context))
     buckets_dim = mtf.Dimension("buckets", layer.relative_attention_num_buckets)
     if kind == "contextual":
         assert q is not None
@@ -327,6 +328,25 @@ class SelfAttention(transformer.TransformerLayer):
         if seen is not context:
             # Before the projection, whose weight has heads by their own name.
             o = _dot_product.by_positions(o, context)
+        return self.output_of(context, params, x, o, losses)
+
+    def output_of(
+        self,
+        context: Context,
+        params: attention.AttentionParams,
+        x: mtf.Tensor,
+        o: mtf.Tensor,
+        losses: Optional[list[mtf.Tensor]],
+    ) -> mtf.Tensor:
+        """Returns the output of the layer for what its heads have found.
+
+        Args:
+          context: the Context of this call of the model: its mode, positions, states and losses.
+          params: the weights.
+          x: the input of the layer.
+          o: the result of attention, a Tensor with dimensions [batch..., length, heads..., d_v].
+          losses: a list or None.
+        """
         output_shape = self.expected_attention_output_shape(x, params)
         y = params.compute_output(o, output_shape=output_shape)
         return self.layer_output_from_attention_output(context, y, losses)
