@@ -109,6 +109,7 @@ class LanguageModel(Pretrained):
             stack = self.model.layer_stack
             self.model.layer_stack = transformer.PipelinedLayerStack.of(stack, **pipeline)
             self._place = self._place.without("stages")  # calls apply layers in a row
+        # Calls train nothing, so that no variable needs a master of more digits.
         self._variable_dtype = mtf.VariableDType(*[tf.as_dtype(self._dtype)] * 3)
         self._logits = self._function(self._lowered_logits)
         self._generator = Generator(self.model, self._place, self._variable_dtype, self._function)
@@ -223,6 +224,7 @@ class LanguageModel(Pretrained):
             for of, prompt in zip(several, prompts)
         ]
         if details:
+            # Computed again: what ids were drawn from had a temperature, or was cut.
             wholes = [[*row, *ids] for row, of in zip(rows, several) for ids in of]
             every = [ids for of in several for ids in of]
             texts = [x if isinstance(x, str) else None for of in results for x in of]
@@ -403,6 +405,7 @@ class LanguageModel(Pretrained):
             )
         total = mtf.reduce_sum(losses * weights)
         if isinstance(features, Mapping):
+            # A batch of padding alone has the loss 0, and not NaN.
             loss = total / mtf.maximum(mtf.reduce_sum(weights), 1e-6)
         else:
             length = losses.shape.dims[-1]
@@ -436,6 +439,7 @@ class LanguageModel(Pretrained):
             None,
             compute_loss=False,
             mode="train" if training else "eval",
+            # The `precision` of a training says in what activations are, not the model's dtype.
             variable_dtype=mtf.VariableDType(tf.float32),
             routings=routings,
             **further,

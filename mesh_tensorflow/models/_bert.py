@@ -268,6 +268,7 @@ def _mean(x: mtf.Tensor, mask: mtf.Tensor, length: mtf.Dimension) -> mtf.Tensor:
 
 
 def _max(x: mtf.Tensor, mask: mtf.Tensor, length: mtf.Dimension) -> mtf.Tensor:
+    # Not infinite: times 0 at tokens, that would be NaN.
     return mtf.reduce_max(x + (mask - 1.0) * 1e9, reduced_dim=length)
 
 
@@ -353,6 +354,7 @@ class TextEncoder(Pretrained):
         for at in range(0, len(order), batch_size):
             some = order[at : at + batch_size]
             longest = -(-len(rows[some[-1]]) // _LENGTHS) * _LENGTHS
+            # Not up to positions that the table lacks; rows that need such are an error below.
             longest = min(longest, max(self._max_length, len(rows[some[-1]])))
             ids, mask = (np.zeros([len(some), longest], np.int32) for _ in range(2))
             for i, row in enumerate(some):
@@ -419,6 +421,7 @@ class TextEncoder(Pretrained):
             x = _POOLINGS[mode](x, seen, seq)
             if normalize:
                 square = mtf.reduce_sum(mtf.square(x), reduced_dim=hidden)
+                # A length of 1e-12 at least, as PyTorch has it: the vector 0 stays what it is.
                 x *= mtf.rsqrt(mtf.maximum(square, 1e-24))
         return self._place.lower(mesh).export_to_tf_tensor(x)
 

@@ -17,6 +17,7 @@ from mesh_tensorflow.models._family import Config, Form, Weight
 from mesh_tensorflow.transformer import moe, transformer, transformer_layers
 
 # By Hugging Face's names of activations: functions of the language, or their names.
+# `mtf.gelu` is by default the approximation by tanh, with which GPT-2 and Gemma were trained.
 _ACTIVATIONS: dict[str, Any] = {
     "gelu": functools.partial(mtf.gelu, approximate=False),
     "gelu_fast": "gelu",
@@ -187,6 +188,7 @@ class Decoder:
             "d_kv": lambda: config.number(named["d_kv"], max(1, d_model // heads)),
             "groups": lambda: config.number(named["groups"], heads),
             "vocab": lambda: config.number(named["vocab"]),
+            # Llama's, whose first folders do not say it.
             "max_length": lambda: config.number(named["max_length"], 2048),
             "activation": lambda: config.get(named["activation"], "silu"),
             "gated": lambda: True,
@@ -211,6 +213,7 @@ class Decoder:
                 f"{self.config.path}: config.json has num_attention_heads={self.heads}, which is "
                 f"no multiple of num_key_value_heads={self.groups}"
             )
+        # Here, and not when the model is built, so that from_pretrained tells of it.
         activation_of(self.config, self.activation)
         self._check()
         ignored = self.ignored
@@ -259,6 +262,7 @@ class Decoder:
         period = self._period
         layers = [layer for number in range(period) for layer in self._layers(number)]
         cls: Any = transformer.UnscaledVocabEmbedding
+        # What is looked up is scaled, and not the variable, which is that of the logits, too.
         if self.scaled_embedding:
             cls = functools.partial(
                 transformer.VocabEmbedding, scale_variable_like_classifier_weights=True
@@ -275,6 +279,7 @@ class Decoder:
             shared_embedding_and_softmax_weights=self.tied,
             positional_embedding="positions" in self.names,
             vocab_divisor=1,  # the vocabulary of the file, where the classic rounds up to 128
+            # The loss that families were trained with, and Hugging Face returns.
             z_loss=0.0,
             vocab_embedding_cls=cls,
             layout=layout,
@@ -376,6 +381,8 @@ class Decoder:
             # Room for all tokens of a group at each expert, so that none is ever dropped.
             "capacity_factor_train": float(number),
             "capacity_factor_eval": float(number),
+            # All of a token's experts count, as these routers choose them; by default the classic
+            # draws whether the second one does.
             "second_policy_train": "all",
             "second_policy_eval": "all",
             "balance_padding": False,
@@ -398,6 +405,7 @@ class Decoder:
         }
         if self.experts is not None:
             sizes |= {"experts": self.experts.number, "expert_hidden": self.experts.d_ff}
+            # No other layer has d_ff here. The gate's one output is an axis of files, too.
             sizes |= {"d_ff": self.experts.shared, "shared_gate": 1}
         return sizes
 
@@ -420,6 +428,7 @@ class Decoder:
             weights.append(_table(ours, "max_length", names["positions"]))
         weights += self._norms("transformer", "rms_norm", names["final_norm"])
         if not self.tied:
+            # It is [outputs, inputs] also where kernels of layers are not: no part of a layer.
             weights += self._dense(
                 "transformer/logits/kernel", names["logits"], "d_model", ["vocab"], always=True
             )
@@ -474,6 +483,8 @@ class Decoder:
         heads = self._heads
         weights: list[Weight] = []
         if "qkv" in names:
+            # Three variables, though files have one tensor: layouts split heads, of which queries
+            # may have more than keys.
             outputs = [heads[name] for name in "qkv"]
             for part, name in enumerate("qkv"):
                 ours = f"{scope}/{name}"
@@ -488,6 +499,7 @@ class Decoder:
         weights += self._dense(f"{scope}/o", names["o"], heads["o"], ["d_model"], bias)
         for name in "qk":
             if f"{name}_norm" in names:
+                # OLMo 2 has scales for each head; those of Qwen 3 and Gemma 3 are shared by all.
                 dims = heads[name] if self.qk_norm_over_heads else "d_kv"
                 theirs = f"{names[f'{name}_norm']}.weight"
                 weights.append(_vector(f"{scope}/{name}_norm", theirs, dims))
@@ -517,6 +529,7 @@ class Decoder:
         """Returns the Weights of a feed-forward layer; `hidden` is the dimension of its units."""
         # (the variable's scope, Hugging Face's name, inputs, outputs, which of these)
         rows: list[tuple[str, str, str, list[str], int]] = []
+        # Phi 3 has gates and units behind each other in one tensor.
         if "wi_0_1" in names:
             rows += [(f"wi_{i}", names["wi_0_1"], "d_model", [hidden] * 2, i) for i in range(2)]
         else:
@@ -551,6 +564,7 @@ class Decoder:
           always: whether the kernel is [outputs, inputs] whatever `transposed` says.
         """
         axis = outputs[0] if len(outputs) == 1 else f"[{'|'.join(outputs)}]"
+        # GPT-NeoX has the query, key and value of one head, then those of the next.
         if len(outputs) > 1 and self.by_heads:
             axis = f"heads*[{'|'.join(['d_kv'] * len(outputs))}]"
         stored = f"{axis} {inputs}" if self.transposed or always else f"{inputs} {axis}"
@@ -638,6 +652,8 @@ def rotary_of(config: Config, key_size: int, window: int = 0, **options: Any) ->
         numbers = dict(parameters or scaling or {})
         # Of each type of layers.
         numbers = dict(numbers.get(_WINDOW if window else _WHOLE, numbers))
+        # 10000 is that of Su et al., "RoFormer" (2021), whose pair i of d channels turns by
+        # position * base ** (-2 i / d); scalings change these frequencies.
         base = numbers.pop("rope_theta", None) or base or 10000.0
         own = numbers.pop("partial_rotary_factor", None)
         fraction = next((x for x in (own, fraction) if x is not None), 1.0)
@@ -658,9 +674,12 @@ def _complete(config: Config, scaling: dict[str, Any]) -> None:
     scaling.pop("type", None)
     if kind == "su" or (kind == "yarn" and config.get("model_type") == "phi3"):
         kind = "longrope"  # older names of it in Phi's folders
+    # Both tell positions of training from further ones: Peng et al., "YaRN" (2023), by how often a
+    # pair turns within that length; Ding et al., "LongRoPE" (2024), by a list of divisors for each.
     if kind in ("yarn", "longrope"):
         length = config.number("max_position_embeddings")
         scaling.setdefault(original, length if known is None else known)
+        # By it sines and cosines are scaled; Phi's folders tell it by the two lengths alone.
         if kind == "longrope" and scaling.get("factor") is None:
             scaling["factor"] = length / scaling[original]
     if kind is not None:

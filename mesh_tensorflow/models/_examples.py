@@ -61,6 +61,7 @@ def rows_of(
             )
         number_cut += len(found.ids) > length
         found = _Example(found.ids[:length], found.weights[:length])
+        # In the last row alone: rows keep the order of the examples, and none is looked at twice.
         if not pack or not rows or len(found.ids) > room:
             rows.append([])
             room = length
@@ -89,6 +90,7 @@ def _features(rows: Sequence[Sequence[_Example]], length: int) -> dict[str, np.n
     made["weights"] = np.zeros(shape, np.float32)
     for i, row in enumerate(rows):
         begin = 0
+        # From 1, as 0 is that of padding.
         for number, (ids, weights) in enumerate(row, 1):
             here = slice(begin, begin + len(ids))
             made["ids"][i, here] = ids

@@ -144,6 +144,7 @@ def finetune(
     if not _PLACES & options.keys():
         defaults |= model._trained_at.of_fit
     if model._dtype == "bfloat16":
+        # With masters in float32, as small updates would be lost in bfloat16.
         defaults["precision"] = "mixed_bfloat16"
     result = fit(
         _model_fn(model, adapters, recompute, balance),
@@ -153,6 +154,7 @@ def finetune(
         learning_rate=learning_rate,
         eval_data=eval_rows,
         # A new model has none, and begins as its variables are initialized.
+        # Behind a view of both, so that weights are still read one by one.
         init_checkpoint=collections.ChainMap(begin, cast(Any, model.weights))
         if begin
         else model.weights or None,

@@ -73,6 +73,7 @@ def _of_logits(config: Config) -> dict[str, Any]:
     """Returns how logits are scaled, as attributes of a Decoder."""
     caps = {"soft_cap": "attn_logit_softcapping", "logits_soft_cap": "final_logit_softcapping"}
     return {
+        # Not always the channels of a head: the largest models divide by those of d_model / heads.
         "query_scale": config.real("query_pre_attn_scalar", 256) ** -0.5,
         **{ours: config.real(name) for ours, name in caps.items() if config.get(name) is not None},
     }
@@ -86,6 +87,7 @@ def _windows(config: Config) -> list[int]:
     if config.get("model_type") == "gemma3_text":
         older = config.get("_sliding_window_pattern", 6)
         turn = config.number("sliding_window_pattern", older)
+    # The last block of each turn sees all positions.
     return windows_of(config, config.number("sliding_window", 4096), lambda i: (i + 1) % turn != 0)
 
 
@@ -94,5 +96,6 @@ def _rotary(config: Config, key_size: int, window: int) -> RotaryEmbedding:
     rotary = rotary_of(config, key_size, window)
     if config.get("model_type") != "gemma3_text":
         return rotary
+    # Since release 5 of transformers `rope_parameters` has the bases of both types of layers.
     base = config.real("rope_local_base_freq", 10000.0)
     return rotary if config.get("rope_parameters") or not window else RotaryEmbedding(base)

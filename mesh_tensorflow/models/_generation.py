@@ -300,6 +300,7 @@ class Listener:
                     raise piece
                 yield piece
         finally:
+            # Every row ends with the next step that the program tells.
             self._closed = True
             thread.join()
 
@@ -353,6 +354,7 @@ class Generator:
         """
         seed = sampling.seed
         if seed is None:
+            # By TensorFlow's generator, so that tf.random.set_seed makes calls repeatable.
             seed = tf.random.uniform([], maxval=2**60, dtype=tf.int64)
         ids, first, given = self._prompts(rows, sampling.max_new_tokens)
         with self._known(listener) as number:
@@ -363,6 +365,7 @@ class Generator:
                 tf.constant(_padded(ends)),
                 tf.constant(sampling.max_new_tokens),
                 {n: tf.constant(x, tf.float32) for n, x in sampling.numbers().items()},
+                # A size in the program, which without a temperature makes no difference.
                 int(sampling.top_k) if sampling.temperature else -1,
                 _most_given(rows),
                 tf.cast(seed, tf.int64),
@@ -464,6 +467,7 @@ class Generator:
         """
         max_new_tokens, penalty = sampling.max_new_tokens, sampling.repetition_penalty
         ids, first, given = self._prompts(rows, max_new_tokens)
+        # The room for new ids is a size of the program, how many are used is an input.
         new = _at_least(max_new_tokens, _SHORTEST)
         with self._known(listener) as number:
             found, scores = self._searched(
@@ -472,6 +476,7 @@ class Generator:
                 tf.constant(given),
                 tf.constant(_padded(ends)),
                 tf.constant(max_new_tokens),
+                # A program without a penalty does not count ids.
                 None if penalty == 1 else tf.constant(penalty, tf.float32),
                 _most_given(rows),
                 (search.num_beams, new, float(search.length_penalty), search.early_stopping),
@@ -551,7 +556,10 @@ class Generator:
             variable_dtype=self._variable_dtype,
         )
         losses = layers.softmax_cross_entropy_with_logits(
-            mtf.to_float(logits), imported(mesh, targets, "batch", "length"), logits.shape.dims[-1]
+            # A softmax over a large vocabulary adds more numbers than bfloat16 can.
+            mtf.to_float(logits),
+            imported(mesh, targets, "batch", "length"),
+            logits.shape.dims[-1],
         )
         lowering = self._place.lower(mesh)
         return lowering.export_to_tf_tensor(mtf.negative(losses))

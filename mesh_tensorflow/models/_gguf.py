@@ -186,11 +186,13 @@ class GgufFile:
             raise ValueError(f"{self.path}: it is an OLMo 3, whose windows are not known")
         config: dict[str, Any] = {
             "model_type": known.model_type,
+            # Writers leave logits out that are those of the embedding; no metadata say so.
             "tie_word_embeddings": "output.weight" not in self._stored,
             **{name: tensor in self._stored for name, tensor in known.biases.items()},
             **known.fixed,
         }
         embedding = "token_embd.weight"
+        # By the table itself: the number is not among the metadata of many files.
         if embedding in self._stored:
             config["vocab_size"] = self._sizes(embedding)[0]
         found = {ours: field(theirs) for ours, theirs in known.fields.items()}
@@ -245,6 +247,7 @@ class GgufFile:
         scale = field("attention.scale")
         largest = config.get("num_hidden_layers") == _LARGEST[self._architecture]
         scalar = size if largest else config.get("head_dim", size)
+        # Metadata have what queries are multiplied by, scalar ** -0.5.
         found: dict[str, Any] = {
             "query_pre_attn_scalar": scalar if scale is None else round(scale**-2)
         }
@@ -263,6 +266,8 @@ class GgufFile:
         short = _SHORT if _SHORT in self._stored else _DIVISORS
         if short in self._stored:
             long = _LONG if _LONG in self._stored else short
+            # Whoever wrote the file has applied Llama 3's equation: what is there is its result, a
+            # divisor for each pair of channels, as longrope has them.
             divisors = [self._dequantized(name, None).tolist() for name in (short, long)]
             # Divisors alone, as of Llama 3, leave sines and cosines as they are.
             factor = field("rope.scaling.attn_factor") if short == _SHORT else 1.0
@@ -315,6 +320,7 @@ class GgufFile:
                 continue
             for expert in range(self._sizes(stored)[0]):
                 self._parts[weight.theirs.format(expert)] = _Part(stored, expert)
+        # By these, `Weights` tells of what has no place in the model.
         self._parts |= {name: _Part(name) for name in left}
         return self
 
@@ -346,6 +352,7 @@ class GgufFile:
         Args:
           name: its name.
         """
+        # Of any kind of blocks, and of bfloat16: the package dequantizes to no other.
         return np.dtype("float32")
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -378,6 +385,7 @@ class GgufFile:
 
 def _kind(stored: str) -> str:
     """Returns what a tensor is, such as "attn_q" or "output_norm"."""
+    # Behind it comes "weight" or "bias", before it perhaps the number of a block.
     return stored.split(".")[-2]
 
 

@@ -126,6 +126,7 @@ _MUST_BE: dict[str, dict[str, Any]] = {
     "gpt_neo": {"tie_word_embeddings": True},
     "gpt_neox": {"use_parallel_residual": True},
     "gptj": {"tie_word_embeddings": False, "rotary": True, "scale_attn_weights": True},
+    # Its 350m alone has norms behind layers, and embeddings of fewer channels.
     "opt": {
         "_remove_final_layer_norm": False,
         "do_layer_norm_before": True,
@@ -169,6 +170,7 @@ def form_of(config: Config) -> Form:
         d_kv=key_size,
         groups=config.number(heads),
         gated=False,
+        # No field tells OPT's, which is PyTorch's own.
         epsilon=1e-5 if kind == "opt" else config.real(fields["epsilon"], 1e-5),
         rms=False,
         ff_biases=True,
@@ -183,14 +185,18 @@ def _parts(config: Config, kind: str, key_size: int) -> dict[str, Any]:
     """Returns the attributes of a Decoder that tell these families apart."""
     if kind == "gpt2":
         config.get("reorder_and_upcast_attn")  # how it is computed, not what
+        # Its kernels are those of convolutions of width 1, [inputs, outputs].
         return {"biases": "qkvo", "transposed": False}
     if kind == "gpt_neo":
         config.get("attention_layers")  # the same as attention_types, written out
+        # Trained without the usual d_kv ** -0.5.
         return {"biases": "o", "query_scale": 1.0, "windows": _windows(config)}
     if kind == "opt":
+        # fairseq, which trained it, begins behind the row of padding's id, 1.
         return {"biases": "qkvo", "position_offset": 2}
     if kind == "gptj":
         turned = config.number("rotary_dim", key_size)
+        # Pairs of channels are neighbors, as in RoFormer; others' are half of the channels apart.
         rotary = RotaryEmbedding(fraction=turned / key_size, interleaved=True)
         return {"logits_bias": True, "biases": "", "parallel": True, "rotary": {0: rotary}}
     # Releases before 5 of transformers have names of their own.

@@ -122,6 +122,7 @@ def _windows(config: Config, blocks: int) -> list[int]:
 
 
 # By model type: whether a block has a window, by its number and `max_window_layers`.
+# They are as the code of each family in transformers has them, of which no field tells.
 _QWEN: dict[str, Callable[[int, int], bool]] = {
     "qwen2": lambda block, layers: block >= layers,
     "qwen3": lambda block, layers: block >= layers,
@@ -153,6 +154,7 @@ def _experts(config: Config) -> dict[str, Any]:
     """Returns the attributes of a Decoder with experts; none for a family without."""
     kind, loss = config.get("model_type"), config.get("router_aux_loss_coef", 0.001)
     if kind == "mixtral":
+        # The inputs of its router are multiplied by random numbers in trainings.
         config.must_be("router_jitter_noise", 0.0)
         number, per_token = config.number("num_local_experts"), config.number("num_experts_per_tok")
         return {"experts": Experts(number, per_token, config.number("intermediate_size"), loss)}
@@ -168,6 +170,7 @@ def _experts(config: Config) -> dict[str, Any]:
         config.number("num_experts_per_tok"),
         config.number("moe_intermediate_size"),
         loss,
+        # Else gates are those of the softmax over all experts, whose chosen ones need not sum to 1.
         normalized=config.is_true("norm_topk_prob", False),
         shared=config.number("shared_expert_intermediate_size") if kind == "qwen2_moe" else 0,
     )

@@ -147,6 +147,7 @@ class Lora:
                 continue
             before, behind = _sizes(weight, form)
             normal = generator.standard_normal([*before, self.rank], np.float32)
+            # So x A is about as large as x, whatever the size of the input.
             values[weight.ours + _A] = normal * np.float32(math.prod(before) ** -0.5)
             # Zeros, so that training begins with the model as it is.
             values[weight.ours + _B] = np.zeros([self.rank, *behind], np.float32)
@@ -204,6 +205,7 @@ class Lora:
         merged = {name: np.asarray(weights[name]) for name in weights}
         for name in self.inputs:
             a, b = (np.asarray(variables[name + x], np.float32) for x in (_A, _B))
+            # In float32 also of a model in bfloat16, in which sums over the rank would be rounded.
             product = np.tensordot(a, b, 1) * self.scale
             merged[name] = merged[name] + product.astype(merged[name].dtype)
         return merged
@@ -282,6 +284,7 @@ def read(form: Form, path: Union[str, os.PathLike[str]]) -> tuple[Lora, dict[str
     rank: Any = config.get("r")
     if not is_whole(rank):
         raise ValueError(f"{path}: {_CONFIG} has r={rank!r}, no positive integer")
+    # Kernels that share a tensor have no adapter of their own in such files; see `check_saved`.
     by_module = {
         w.theirs.removesuffix(".weight"): w
         for w in form.weights

@@ -74,6 +74,7 @@ class Tokenizer(Vocabulary):
           text: a string.
           max_length: how many ids there are at most, with these: the text is cut; None for any.
         """
+        # Cut before the ids that end a text are there, which have to stay.
         encoding = self.tokenizer.encode(text, add_special_tokens=False)
         if max_length is not None:
             encoding.truncate(max(0, max_length - self.tokenizer.num_special_tokens_to_add(False)))
@@ -102,6 +103,7 @@ class Tokenizer(Vocabulary):
             raise ValueError(f"it says: {text}")
 
         # A template is code of whoever wrote the folder.
+        # Line breaks around blocks are left out, as transformers does, for which they are written.
         environment = sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         try:
             template = environment.from_string(self.chat_template)

@@ -41,6 +41,7 @@ class Weights(Mapping[str, np.ndarray]):
         self._folder = folder
         form = _named_as_in(folder, form)
         there = set(folder)
+        # What a folder may lack is of no use here: its variables begin with their initializers.
         self.form = form._replace(
             weights=[
                 w
@@ -160,6 +161,7 @@ class Weights(Mapping[str, np.ndarray]):
 
 def _named_as_in(folder: Union[Folder, GgufFile], form: Form) -> Form:
     """Returns the Form with names that lack the prefix, if those of the folder do."""
+    # Folders of a model without logits, as GPT-2's first ones and most of BERT's, lack it.
     if not form.prefix or any(name.startswith(form.prefix) for name in folder):
         return form
     return form._replace(

@@ -154,6 +154,44 @@ def test_gguf_files(name, tmp_path):
     np.testing.assert_allclose(again.logits(wanted["ids"]), logits, atol=1e-5)
 
 
+@pytest.mark.slow_but(1)
+@pytest.mark.parametrize(
+    "name, place",
+    [
+        ("llama", {}),
+        ("gemma2", {"mesh_shape": "x:2,y:2", "layout": "batch:x,heads:y,d_ff:y,vocab:y"}),
+        ("mixtral", {"mesh_shape": "x:2", "layout": "batch:x", "zero": 3}),
+        ("gpt2", {"mesh_shape": "x:2", "layout": "heads:x,d_ff:x"}),
+        ("phi3", {}),
+    ],
+)
+def test_a_gguf_file_tuned_with_adapters(name, place, tmp_path):
+    """What is written is the tuned model, whose adapters fit the file too, if they can be written."""
+    file, adapters = tmp_path / "model.gguf", tmp_path / "adapters"
+    write_gguf(file, FIXTURES / name)
+    model = mtf.models.from_pretrained(file, **place)
+    before = {n: np.array(w) for n, w in model.weights.items()}
+    pairs = [{"ids": [10, 12, 14, 16, 18], "weights": [0, 0, 1, 1, 1]}] * 4
+    several = name in ("gpt2", "phi3")  # of whose kernels some share a tensor
+    mtf.models.finetune(
+        model, pairs, 4, length=8, batch_size=2, lora="all:2", learning_rate=0.05, progress=False,
+        **({} if several else {"save_adapters": adapters}),
+    )  # fmt: skip
+    changed = {n.rpartition("/")[2] for n in before if np.any(before[n] != model.weights[n])}
+    assert {"q", "k", "v", "o"} <= changed and not any("norm" in n for n in changed)
+    model.save_pretrained(tmp_path / "tuned")
+    ids = [[10, 12, 14, 3]]
+    wanted = model.logits(ids).numpy()
+    again = mtf.models.from_pretrained(tmp_path / "tuned")
+    assert all(np.array_equal(again.weights[n], model.weights[n]) for n in before)
+    np.testing.assert_allclose(again.logits(ids), wanted, atol=1e-4)
+    assert again.generate(ids, 4) == model.generate(ids, 4)
+    if not several:
+        merged = mtf.models.from_pretrained(file)
+        merged.merge(adapters)
+        np.testing.assert_allclose(merged.logits(ids), wanted, atol=1e-4)
+
+
 def test_quantized_weights(tmp_path):
     """What is computed is that of the dequantized weights."""
     folder, file = tmp_path / "large", tmp_path / "model.gguf"
