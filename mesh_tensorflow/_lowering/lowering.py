@@ -429,6 +429,7 @@ class Lowering:
       mesh_to_impl: a dictionary from Mesh to MeshImpl.
       operations: from Assign operations, and others that have effects, to tf operations.
       assigned: from Variables to the last assignment to each, in the order of the program.
+      first_reads: from Variables whose slices are tf variables to reads, before all assignments.
       tensors: from Tensors to laid-out values.
       variables: from Variables to LaidOutVariables.
       loop_tapes: from loops to the saved values that their gradients read.
@@ -514,6 +515,7 @@ class Lowering:
         self._may_pad = any(uneven_names(pair.executed) for pair in self._pairs.values())
         self.operations: dict[Operation, tf.Operation] = {}
         self.assigned: dict[Any, tf.Operation] = {}
+        self.first_reads: dict[Any, list[tf.Operation]] = {}
         self.tensors: dict[Tensor, Any] = {}
         self.variables: dict[Any, Any] = {}
         self.loop_tapes: dict[Operation, tuple] = {}

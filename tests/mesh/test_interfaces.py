@@ -1,5 +1,6 @@
 """The abstract bases of what mesh implementations consist of, and classes without them."""
 
+import itertools
 import sys
 
 import numpy as np
@@ -115,14 +116,26 @@ class ListedVariable:
     def __init__(self, variable, mesh_impl):
         self.variable, self.mesh_impl = variable, mesh_impl
         sizes = mesh_impl.slice_shape(variable.shape)
-        self.slices = [
-            tf.Variable(tf.zeros(sizes, variable.slice_dtype), trainable=False, collections=[])
-            for _ in range(mesh_impl.size)
-        ]
+        # Of one processor, the variable itself, which needs no copies.
+        self.slices = [variable.get_master()]
+        if mesh_impl.size > 1:
+            self.slices = [
+                tf.Variable(
+                    tf.zeros(sizes, variable.slice_dtype),
+                    trainable=False,
+                    collections=[],
+                    use_resource=mesh_impl.use_resource,
+                )
+                for _ in range(mesh_impl.size)
+            ]
         self.laid_out_tensor = mesh_impl.LaidOutTensor(self.slices)
 
     def assign_to_slices(self, assign_fn, values):
         return tf.group([assign_fn(self.variable, *of_one) for of_one in zip(self.slices, values)])
+
+    @property
+    def needs_copies(self):
+        return len(self.slices) > 1
 
     @property
     def copy_master_to_slices(self):
@@ -138,6 +151,11 @@ class ListedVariable:
 
 class ListedMeshImpl(PlacementMeshImpl):
     LaidOutVariable = ListedVariable
+    use_resource = True
+
+
+class ListedMeshImplOfReferences(ListedMeshImpl):
+    use_resource = False
 
 
 @pytest.mark.parametrize("mesh_shape, layout", [("p:1", ""), ("rows:2,cols:2", "a:rows,b:cols")])
@@ -162,6 +180,56 @@ def test_variables_that_have_no_read(tf_graph, mesh_shape, layout):
         got, _ = session.run([values, done])
         session.run(saved)
         assert [np.unique(x) for x in [*got, session.run(average_master)]] == [3, 4, 2.5]
+
+
+def losses_of_steps(impl):
+    """Returns the losses of a training whose products need a weight after its gradient is known."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        rng = np.random.RandomState(0)
+        dims = [mtf.Dimension(f"d{i}", 64) for i in range(5)]
+        x = h = mtf.import_tf_tensor(
+            mesh, tf.constant(rng.normal(size=[8, 64]), "float32"), "b:8,d0:64"
+        )
+        for i, (a, b) in enumerate(itertools.pairwise(dims)):
+            start = tf.constant_initializer(rng.normal(size=[64, 64], scale=0.1))
+            h = mtf.tanh(
+                mtf.einsum(
+                    [h, mtf.get_variable(mesh, f"w{i}", [a, b], initializer=start)], [x.shape[0], b]
+                )
+            )
+        loss = mtf.reduce_mean(mtf.square(h - mtf.rename_dimension(x, "d0", "d4")))
+        weights = [v.value for v in mesh.graph.trainable_variables]
+        updates = mtf.optimize.AdamWeightDecayOptimizer(0.01).apply_grads(
+            mtf.gradients([loss], weights), mesh.graph.trainable_variables
+        )
+        lowering = mtf.Lowering(mesh.graph, {mesh: impl})
+        value = lowering.export_to_tf_tensor(loss)
+        step = tf.group([lowering.lowered_operation(op) for op in updates])
+        session.run(tf.global_variables_initializer())
+        session.run(lowering.copy_masters_to_slices())
+        return [session.run([value, step])[0] for _ in range(6)]
+
+
+@pytest.mark.parametrize("kind", [ListedMeshImpl, ListedMeshImplOfReferences])
+@pytest.mark.parametrize(
+    "mesh_shape, layout", [("p:1", ""), ("p:2", ""), ("rows:2,cols:2", "b:rows,d1:cols,d3:cols")]
+)
+def test_variables_that_are_their_own_values(kind, mesh_shape, layout):
+    """All of a step reads what they were at its beginning."""
+    made = mesh_shape, layout, ["cpu:0"] * mtf.convert_to_shape(mesh_shape).size
+    np.testing.assert_allclose(
+        losses_of_steps(kind(*made)), losses_of_steps(PlacementMeshImpl(*made)), rtol=1e-5
+    )
+
+
+def test_variables_that_are_their_own_values_in_eager_code():
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    mtf.get_variable(mesh, "v", "a:4")
+    with pytest.raises(
+        ValueError, match=r"LaidOutVariable keeps variables .* run it in a tf\.Session"
+    ):
+        mtf.Lowering(mesh.graph, {mesh: ListedMeshImpl("x:2", "a:x", ["cpu:0"] * 2)})
 
 
 def test_copies_that_are_needed_and_lacking(tf_graph):

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Protocol, TypeVar, Union
 
+import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
@@ -26,6 +27,7 @@ from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.random_values import checked_value, seeded_initializer
 from mesh_tensorflow._mesh.variables.storage import (
     MasterVariable,
+    WholeVariable,
     make_master,
 )
 from mesh_tensorflow._mesh.variables.store import StoredMaster, VariableStore, store_of
@@ -516,10 +518,34 @@ class Variable(Operation):
         self._laid_out = weakref.ref(laid_out)
         # Where nothing of the step is waited for: the value is that of the step's beginning.
         with mesh_impl.at_beginning():
-            value = self.cast_to_activation(mesh_impl, laid_out.laid_out_tensor)
+            held = laid_out.laid_out_tensor
+            slices = held.to_laid_out_tensor().all_slices
+            if any(isinstance(t, (tf2.Variable, WholeVariable)) for t in slices):
+                held = self._read_once(lowering, held)
+            value = self.cast_to_activation(mesh_impl, held)
         lowering.set_tensor_lowering(self.value, value)
         kind = "trainable" if self._trainable else "untrainable"
         lowering.add_counter(f"variables/{kind}", self.size)
+
+    def _read_once(self, lowering: mtf.Lowering, held: LaidOutLike) -> LaidOutLike:
+        """Returns the values of tf variables, which a class of the user's own has for slices.
+
+        Each use would read them anew, perhaps after an assignment. So they are read once, and
+        assignments wait for that.
+        """
+        mesh_impl = lowering.mesh_impl(self)
+        slices = held.to_laid_out_tensor().all_slices
+        if self._store is not None and any(isinstance(t, tf2.Variable) for t in slices):
+            raise ValueError(
+                f"{type(mesh_impl).__name__}.LaidOutVariable keeps variables of TensorFlow as the "
+                f"slices of {self}, and only sessions copy them to the variable itself: in eager "
+                "code their values would be lost. Build the program in a tf.Graph and run it in a "
+                "tf.Session, or use a mesh implementation of this package"
+            )
+        values = _values_of(mesh_impl, held)
+        if not tf.executing_eagerly():
+            lowering.first_reads[self] = [t.op for t in values.to_laid_out_tensor().all_slices]
+        return values
 
     def cast_to_activation(self, mesh_impl: MeshImpl, laid_out: LaidOutLike) -> LaidOutLike:
         """Returns a laid-out value cast from the slice dtype to the activation dtype."""
@@ -783,7 +809,18 @@ def read_now(lowering: Lowering, variable: Variable) -> LaidOutLike:
     if hasattr(laid_out, "read"):
         return laid_out.read()
     # A class of the user's own may lack it; then its laid-out tensor has the tf variables.
-    return lowering.mesh_impl(variable).slicewise(tf.identity, laid_out.laid_out_tensor)
+    return _values_of(lowering.mesh_impl(variable), laid_out.laid_out_tensor)
+
+
+def _values_of(mesh_impl: MeshImpl, held: LaidOutLike) -> LaidOutLike:
+    """Returns the values that tf variables have at this point of the program."""
+
+    def value_of(v: tf.Variable) -> tf.Tensor:
+        # tf.identity of a variable of TensorFlow 1 is its memory, which assignments change.
+        is_memory = isinstance(v, tf.Variable) and not hasattr(v, "handle")
+        return tf.raw_ops.DeepCopy(x=v) if is_memory else tf.identity(v)
+
+    return mesh_impl.slicewise(value_of, held)
 
 
 def note_read(lowering: Lowering, variable: Variable, value: LaidOutLike) -> None:
@@ -930,7 +967,8 @@ class Assign(Operation):
         # not wait for earlier assignments.
         values = [lowering.tensors[x].to_laid_out_tensor().all_slices for x in self.inputs]
         operations = []
-        with tf.control_dependencies(earlier_assignments(lowering, self._variables)):
+        reads = [op for v in self._variables for op in lowering.first_reads.get(v, ())]
+        with tf.control_dependencies([*reads, *earlier_assignments(lowering, self._variables)]):
             for v, slices in zip(self._variables, values):
                 laid_out = lowering.variables[v]
                 operations.append(laid_out.assign_to_slices(self._assign_fn, slices))
