@@ -68,8 +68,8 @@ FAULTS = [
     ),
     Fault(
         "_mesh/variables/storage.py",
-        "[self._assign(pnum, value) for pnum in (*pnums, *rest)]",
-        "[self._assign(pnum, value) for pnum in pnums[:1]]",
+        "made = [self._assign(v, value) for v in vs]",
+        "made = [self._assign(v, value) for v in vs[:1]]",
         "of equal slices on several devices only the first is restored",
         "mesh/test_masters.py -k savers",
     ),

@@ -47,7 +47,7 @@ FAULTS = [
     ),
     Fault(
         "ops/_control/control.py",
-        "read = lowering.variables[variable].read()",
+        "read = read_now(lowering, variable)",
         "read = lowering.variables[variable].laid_out_tensor",
         "a variable that depends on an assignment has the value from before it",
         "ops/test_variables.py -k order_by_depend",
