@@ -62,8 +62,6 @@ RULES = [
     ("*", "compiled *", "logical CPUs|SIMD|pjrt|processes", "dash",
      "XLA compiles a step for one device, whose processors are merged: tests/train/test_compiled.py has the "
      "errors"),
-    ("dropout*|pipeline with dropout*", "compiled mtf.function", "*", "dash",
-     "XLA draws without TensorFlow's seeds; `fit` has keys of the step"),
     ("Print", "compiled *", "*", "dash", "what XLA compiles cannot print; a warning says so"),
     ("*", "eager|mtf.function|fit of a step", "processes", "dash",
      "such programs are those of one process; several run SIMD programs in sessions, or pjrt's"),
