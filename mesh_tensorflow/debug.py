@@ -242,7 +242,8 @@ def nan_checks(
     which processor and range of its slice, how many NaNs and infinities, how the inputs were, and
     which line of the program made the operation. Checks are part of a step: with sessions, the
     Lowering is made within; an `mtf.function` is traced once more, with checks, when it is called
-    within, and not compiled by XLA. The environment variable MTF_DEBUG_NANS=1 checks in all of a
+    within, and not compiled by XLA; one of `mtf.pjrt`, too, whose steps a CPU of the process
+    computes meanwhile. The environment variable MTF_DEBUG_NANS=1 checks in all of a
     program. A step with checks takes some times as long; results are the same.
 
     A step that fails leaves variables as they were: a Lowering assigns only once its checks have

@@ -22,6 +22,7 @@ from mesh_tensorflow._mesh.gspmd import annotating, current_compilation
 from mesh_tensorflow._mesh.random_values import key_is_of_step, new_key
 from mesh_tensorflow._mesh.step_inputs import GlobalSteps, read_before_increments
 from mesh_tensorflow._mesh.variables.checkpoint_files import ShardedVariable
+from mesh_tensorflow._watching import nan_checks_in_force
 from mesh_tensorflow.pjrt._devices import driving, process_count
 from mesh_tensorflow.pjrt._programs import (
     Description,
@@ -572,4 +573,5 @@ def _description(
         # Of results alone: the new value of a variable is laid out as the variable is.
         result_layouts=[axes(building.layout(y)) for y in part.computed],
         assigned=part.assigned,
+        is_checked=nan_checks_in_force() is not None,
     )
