@@ -173,8 +173,9 @@ def collect(
     """Collects values of the programs that are lowered within, by their names.
 
     In eager code these are values; in a tf graph tensors to run, as `session.run(dict(values))`. An
-    `mtf.function` is traced once more when it is called within, and values are there after each
-    call. Around `replicate` they are tensors of the calling graph. A plain `tf.function` has to
+    `mtf.function` or `mtf.pjrt.function` is traced once more when it is called within, and values
+    are there after each call. Around `replicate` or `in_session` they are tensors of the calling
+    graph. A plain `tf.function` has to
     return those of a `collect` inside of it.
 
     Args:

@@ -25,7 +25,7 @@ from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike
 from mesh_tensorflow._mesh.gspmd import GspmdMeshImpl
 from mesh_tensorflow._mesh.variables.store import value_key
 from mesh_tensorflow._stop_signals import deferred
-from mesh_tensorflow._watching import nan_checks_in_force, told_to_user
+from mesh_tensorflow._watching import collecting, hand_over, told_to_user, unwatched, watch_key
 from mesh_tensorflow.pjrt._devices import (
     all_dtypes,
     device_mesh,
@@ -414,10 +414,11 @@ class CompiledFunction:
             raise self._traced("a tf.function, or the function of an mtf.pjrt.function")
         if any(isinstance(x, Tracer) for x in jax.tree_util.tree_leaves((args, named))):
             raise self._traced("jax.jit, jax.grad or jax.vmap")
+        watched = watch_key()
         # From the arrays that a step takes to those that it returns: a step of another thread would
         # be given memory that this one has given away.
         with self.store.lock:
-            program, arrays = self.program(args, named)
+            program, arrays = self._program(args, named, watched)
             kept, assigned = self._variables(program)
             arguments = program.not_given_away(_placed(arrays, program.trace.arguments))
             with all_dtypes():
@@ -430,9 +431,14 @@ class CompiledFunction:
                     if any(isinstance(y, Tracer) for y in [*results, *new]):
                         raise self._traced("jax.jit")
                     self.store.update(list(program.assigned), new)
-        return tf.nest.map_structure(
+        returned = tf.nest.map_structure(
             lambda number: None if number is None else results[number], program.trace.structure
         )
+        if watched is None:
+            return returned
+        returned, collected = returned
+        hand_over(collected)
+        return returned
 
     def _traced(self, by: str) -> ValueError:
         return ValueError(
@@ -487,23 +493,29 @@ class CompiledFunction:
 
     def program(self, args: tuple, named: dict) -> tuple[CompiledProgram, list[Any]]:
         """Returns the program for arguments, and those of them that are arrays."""
+        with unwatched():
+            return self._program(args, named, None)
+
+    def _program(self, args: tuple, named: dict, watched: Any) -> tuple[CompiledProgram, list[Any]]:
+        """Returns the same; with checks, and what is collected, for a `watch_key`."""
         leaves, structure = jax.tree_util.tree_flatten((args, named))
         arrays = [_array(leaf) for leaf in leaves if _is_array(leaf)]
         kinds = tuple(_kind(leaf) for leaf in leaves)
-        key = (structure, kinds, nan_checks_in_force())
+        key = (structure, kinds, watched)
         with self.store.lock:
             # Under the lock, or two threads would both build it. It is kept when it is whole:
             # Ctrl-C leaves none with a part missing.
             if key not in self._programs:
-                self._programs[key] = CompiledProgram(self._trace(leaves, structure))
+                fn = self.fn if watched is None else collecting(self.fn)
+                self._programs[key] = CompiledProgram(self._trace(fn, leaves, structure))
             return self._programs[key], arrays
 
-    def _trace(self, leaves: Sequence[Any], structure: Any) -> Trace:
+    def _trace(self, fn: Callable[..., Any], leaves: Sequence[Any], structure: Any) -> Trace:
         def program(tensors: Sequence[tf.Tensor]) -> Any:
             remaining = iter(tensors)
             given = [next(remaining) if _is_array(leaf) else leaf for leaf in leaves]
             args, named = jax.tree_util.tree_unflatten(structure, given)
-            return self.fn(*args, **named)
+            return fn(*args, **named)
 
         specs = [
             tf.TensorSpec(leaf.shape, tf.as_dtype(leaf.dtype)) for leaf in leaves if _is_array(leaf)

@@ -273,6 +273,24 @@ def test_the_first_nan(stored):
     assert np.isnan(step(bad))
 
 
+def test_collected_values():
+    @mtf.pjrt.function(mesh_shape=MESH, layout="a:rows,b:cols")
+    def squares(x):
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        y = mtf.square(mtf.import_tf_tensor(mesh, x, "a:4,b:4"), name="squared")
+        lowering = mtf.Lowering(mesh.graph, {mesh: mtf.pjrt.mesh_impl()})
+        return {"total": lowering.export_to_tf_tensor(mtf.reduce_sum(y))}
+
+    x = np.arange(16, dtype=np.float32).reshape(4, 4)
+    for factor in (1, 3):
+        with mtf.debug.collect("squared") as whole, mtf.debug.collect("squared", 2) as part:
+            assert float(squares(x * factor)["total"]) == 1240 * factor**2
+            assert len(squares.lower(x).compiled.in_avals[0][0]) == 1  # of the program itself
+        np.testing.assert_array_equal(whole["squared"], x * x * factor**2)
+        np.testing.assert_array_equal(part["squared"], (x * x * factor**2)[2:, :2])
+    assert list(squares(x)) == ["total"]
+
+
 def test_variables_outside_of_functions():
     with mtf.pjrt.ArrayStore().scope(), pytest.raises(ValueError, match="call it while that"):
         mtf.get_variable(mtf.Mesh(mtf.Graph(), "mesh"), "v", "a:4")
