@@ -18,7 +18,6 @@ from mesh_tensorflow._huggingface import has_model
 from mesh_tensorflow._processes.processes import processes
 from mesh_tensorflow._programs import run_with_parser
 from mesh_tensorflow.models import _flags
-from mesh_tensorflow.models._place import IMPLS
 
 __all__ = ["main"]
 
@@ -40,8 +39,6 @@ _TRAINING: _flags.Arguments = {
     "logdir": (str, None, "where logs for TensorBoard are written"),
     "seed": (int, 0, "of the order of rows, and of adapters"),
 }
-# Arguments of both that are flags of the model.
-_MESH = ("mesh_impl", "mesh_shape", "layout", "zero", "zero_axis")
 # Arguments of `from_pretrained` that only trainings have a use for.
 _PIPELINE: _flags.Arguments = {
     "num_stages": (int, None, "stages of a pipeline; as many as --layout splits stages over"),
@@ -55,7 +52,6 @@ def _options(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
     parser = _flags.parser_of(
         "finetune",
         "Fine-tunes a language model of a Hugging Face folder or GGUF file on texts.",
-        (*IMPLS, "simd"),
     )
     parser.add_argument(
         "--train_file",
@@ -91,10 +87,6 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     """
     options = _options(arguments)
     training = {name: getattr(options, name) for name in _TRAINING}
-    if options.mesh_impl == "simd":
-        # Of trainings alone: calls of the model, in eager code, have the same mesh by placement.
-        training |= {name: getattr(options, name) for name in _MESH}
-        options.mesh_impl = "placement"
     model = _flags.opened(options, **{name: getattr(options, name) for name in _PIPELINE})
     if options.warmup_steps:
         rate = training.pop("learning_rate")

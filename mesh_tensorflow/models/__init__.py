@@ -585,8 +585,9 @@ def from_pretrained(
       uneven: whether all rules allow sizes that the mesh does not divide, as those do that end in
         "?", such as "heads:all?".
       dtype: "float32" or "bfloat16", of the weights in memory, and of activations.
-      mesh_impl: "pjrt" to compute on devices of JAX, of all processes if there are several, which
-        then all make the same calls; "placement", or None, on those of TensorFlow.
+      mesh_impl: "placement", or None, to compute on devices of TensorFlow; "simd" to do so by one
+        program that each of them runs; "pjrt" on devices of JAX, of all processes if there are
+        several, which then all make the same calls.
       num_stages: the number of stages of a pipeline, which cut the layers into equal parts; by
         default as many as processors that the layout splits `stages` over.
       num_microbatches: how many parts of a batch go through a pipeline one behind the other; by
@@ -661,7 +662,7 @@ def from_config(
       zero_axis: the mesh dimension of ZeRO, or several joined by "+".
       uneven: whether all rules allow sizes that the mesh does not divide.
       dtype: "float32" or "bfloat16".
-      mesh_impl: "pjrt", "placement" or None.
+      mesh_impl: "placement" or None, "simd", or "pjrt".
       num_stages: the number of stages of a pipeline.
       num_microbatches: how many parts of a batch go through it one behind the other.
       num_repeats: how many parts of the layers each stage has.

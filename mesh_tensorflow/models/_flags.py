@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from mesh_tensorflow import models
@@ -13,15 +13,12 @@ from mesh_tensorflow.models._place import IMPLS
 Arguments = Mapping[str, tuple[type, Any, str]]
 
 
-def parser_of(
-    command: str, description: str, impls: Sequence[str] = IMPLS
-) -> argparse.ArgumentParser:
+def parser_of(command: str, description: str) -> argparse.ArgumentParser:
     """Returns the parser of a command, which has the flags of a model.
 
     Args:
       command: the name of its module in the package.
       description: what it does, a sentence.
-      impls: the names of mesh implementations that it may run on.
     """
     parser = argparse.ArgumentParser(
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -33,9 +30,8 @@ def parser_of(
     parser.add_argument("--layout", default="", help='such as "batch:rows,d_ff:cols,vocab:cols"')
     parser.add_argument("--zero", type=int, help="stage of ZeRO: 3 stores weights in parts")
     parser.add_argument("--zero_axis", help="the mesh dimension of ZeRO")
-    helps = {"pjrt": "pjrt computes on devices of JAX", "simd": "simd trains as one program"}
-    text = "; ".join(told for name, told in helps.items() if name in impls)
-    parser.add_argument("--mesh_impl", choices=impls, default="placement", help=text)
+    text = "simd runs one program on each processor; pjrt computes on devices of JAX"
+    parser.add_argument("--mesh_impl", choices=IMPLS, default="placement", help=text)
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights"
     )

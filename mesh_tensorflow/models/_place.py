@@ -1,9 +1,14 @@
-"""Where the calls of a model compute: on devices of TensorFlow, or on those of JAX."""
+"""Where the calls of a model compute: on devices of TensorFlow, or on those of JAX.
+
+Calls on a placement mesh are functions of eager code, and so are those on devices of JAX. A SIMD
+program is one of a graph, so calls on such a mesh are programs of one graph, run in one session.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional, Union
 
@@ -19,10 +24,131 @@ from mesh_tensorflow._mesh.gspmd import GspmdMeshImpl
 from mesh_tensorflow._mesh.slice_functions import never_compiled
 from mesh_tensorflow._mesh.variables.store import VariableStore, function
 from mesh_tensorflow._pjrt import pjrt
+from mesh_tensorflow._watching import collecting, hand_over, told_to_user, watch_key
+from mesh_tensorflow.checkpoint import init_from_values
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
-from mesh_tensorflow.train._placing import check_pjrt, devices_of
+from mesh_tensorflow.train._placing import Placing, check_pjrt, devices_of
 
-IMPLS = ("placement", "pjrt")
+IMPLS = ("placement", "simd", "pjrt")
+
+
+# -- programs of a graph
+
+
+class SessionStore:
+    """The programs of a model on a SIMD mesh, and the variables that all of them have.
+
+    They are in one graph and run in one session, so that weights are stored once. Each of several
+    processes has programs of its own.
+    """
+
+    def __init__(self, placing: Placing) -> None:
+        """Creates a store without programs.
+
+        Args:
+          placing: where they run.
+        """
+        self._placing = placing
+        self._graph = tf.Graph()
+        self._session: Optional[tf.Session] = None
+        self._variables: dict[str, Any] = {}
+        self._values: Mapping[str, Any] = {}
+        self._writes: dict[str, tuple[tf.Tensor, tf.Operation]] = {}
+        # Of graphs that are built: a stream is continued in a thread of its own.
+        self._lock = threading.RLock()
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the variables that programs have used so far."""
+        return list(self._variables)
+
+    def begin_with(self, values: Mapping[str, Any]) -> None:
+        """Has variables that are made from now on begin with given values, read part by part.
+
+        Args:
+          values: arrays by name; see `VariableStore.begin_with`.
+        """
+        self._values = values
+
+    def assign(self, name: str, value: np.ndarray) -> None:
+        """Assigns the whole value of a variable.
+
+        Args:
+          name: its name.
+          value: an array of its shape.
+        """
+        with self._lock, self._graph.as_default():
+            if name not in self._writes:
+                v = self._variables[name]
+                fed = tf.placeholder(v.dtype.base_dtype, v.shape)
+                self._writes[name] = fed, v.assign(fed, read_value=False)
+            fed, write = self._writes[name]
+        assert self._session is not None
+        self._session.run(write, {fed: value})
+
+    def function(self, fn: Callable[..., Any], placing: Placing) -> Callable[..., Any]:
+        """Returns a function of eager tensors, with a program for each set of their shapes.
+
+        Args:
+          fn: a function of tf.Tensors and numbers that lowers a program.
+          placing: where it runs, with the layout of its programs.
+        """
+        programs: dict[Any, Callable[..., Any]] = {}
+
+        @functools.wraps(fn)
+        def call(*args: Any) -> Any:
+            # As text, in which 1, True and 1.0 are three.
+            key = watch_key(), repr(tf.nest.map_structure(_spec, args))
+            with self._lock:
+                if key not in programs:
+                    programs[key] = self._program(fn, placing, args)
+            tensors = [x for x in tf.nest.flatten(args) if tf.is_tensor(x)]
+            with told_to_user():
+                result, collected = programs[key](*[x.numpy() for x in tensors])
+            hand_over(collected)
+            return tf.nest.map_structure(tf.constant, result)
+
+        return call
+
+    def _program(
+        self, fn: Callable[..., Any], placing: Placing, args: tuple[Any, ...]
+    ) -> Callable[..., Any]:
+        """Returns a function of the values of tensors that runs a new program in the session."""
+        with (
+            self._graph.as_default(),
+            # A program uses the variables of those before it, under the names that layers give
+            # them: these are counted from the beginning, as in the scope of a VariableStore.
+            tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE),
+        ):
+            fed = [
+                tf.placeholder(x.dtype, x.shape) for x in tf.nest.flatten(args) if tf.is_tensor(x)
+            ]
+
+            def program(*tensors: tf.Tensor) -> Any:
+                given = iter(tensors)
+                filled = [next(given) if tf.is_tensor(x) else x for x in tf.nest.flatten(args)]
+                return fn(*tf.nest.pack_sequence_as(args, filled))
+
+            results = collecting(lambda: placing.run(program, fed))()
+            if self._session is None:
+                self._session = self._placing.session(self._graph)
+            self._begin(self._session)
+            return self._session.make_callable(results, fed)
+
+    def _begin(self, session: tf.Session) -> None:
+        """Gives the variables that no program has used yet their values."""
+        new = {v.op.name: v for v in tf.global_variables() if v.op.name not in self._variables}
+        init_from_values(self._values, [(n, v) for n, v in new.items() if n in self._values])
+        session.run([v.initializer for v in new.values()])
+        self._variables |= new
+
+
+def _spec(x: Any) -> Any:
+    """Returns what a program depends on of an argument."""
+    return tf.TensorSpec(x.shape, x.dtype) if tf.is_tensor(x) else x
+
+
+# -- places
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,31 +158,48 @@ class Place:
     Attributes:
       mesh_impl: the mesh implementation.
       of_jax: on devices of JAX, the arguments of `mtf.pjrt.function`; else None.
+      of_simd: on a SIMD mesh, where its programs run; else None. Then `mesh_impl` is that of the
+        same mesh and layout which runs no program.
       shows: whether to show how far the reading of weights is.
     """
 
     mesh_impl: Union[PlacementMeshImpl, GspmdMeshImpl]
     of_jax: Optional[Mapping[str, Any]] = None
+    of_simd: Optional[Placing] = None
     shows: bool = True
+
+    def __repr__(self) -> str:
+        """Says on which mesh."""
+        return f"{'SIMD programs of ' if self.of_simd else ''}{self.mesh_impl!r}"
 
     @property
     def of_fit(self) -> dict[str, Any]:
         """The arguments of `mtf.train.fit` that train there."""
-        if self.of_jax is None:
+        if self.of_jax is not None:
+            return {**self.of_jax, "mesh_impl": "pjrt"}
+        if (simd := self.of_simd) is None:
             return {"mesh_impl": self.mesh_impl}
-        return {**self.of_jax, "mesh_impl": "pjrt"}
+        where = {"mesh_shape": simd.shape, "layout": simd.rules, "devices": simd.devices}
+        return {**where, **simd.stored, "mesh_impl": "simd"}
 
-    def new_store(self) -> VariableStore:
+    def new_store(self) -> Union[VariableStore, SessionStore]:
         """Returns a store for the variables of functions."""
+        if self.of_simd is not None:
+            return SessionStore(self.of_simd)
         return VariableStore() if self.of_jax is None else pjrt().ArrayStore()
 
-    def function(self, fn: Callable[..., Any], store: VariableStore) -> Callable[..., Any]:
+    def function(
+        self, fn: Callable[..., Any], store: Union[VariableStore, SessionStore]
+    ) -> Callable[..., Any]:
         """Returns a function compiled, with arguments and results of TensorFlow.
 
         Args:
           fn: a function of tf.Tensors that lowers a program by `lower`.
           store: where its variables are.
         """
+        if isinstance(store, SessionStore):
+            assert self.of_simd is not None
+            return store.function(fn, self.of_simd)
         if self.of_jax is None:
 
             @functools.wraps(fn)
@@ -88,7 +231,10 @@ class Place:
         Args:
           mesh: the Mesh.
         """
-        impl = self.mesh_impl if self.of_jax is None else pjrt().mesh_impl()
+        if self.of_simd is not None:
+            impl = self.of_simd.make_impl()
+        else:
+            impl = self.mesh_impl if self.of_jax is None else pjrt().mesh_impl()
         return mtf.Lowering(mesh.graph, {mesh: impl})
 
     @property
@@ -128,7 +274,9 @@ class Place:
             return self
         kept = rules.of_pairs((d, m) for d, m in rules.pairs if d != name)
         of_jax = None if self.of_jax is None else {**self.of_jax, "layout": kept}
-        return dataclasses.replace(self, mesh_impl=self.mesh_impl.with_layout(kept), of_jax=of_jax)
+        simd = None if self.of_simd is None else dataclasses.replace(self.of_simd, rules=kept)
+        impl = self.mesh_impl.with_layout(kept)
+        return dataclasses.replace(self, mesh_impl=impl, of_jax=of_jax, of_simd=simd)
 
     def _parts(self, name: str) -> int:
         """Returns in how many parts the layout splits a dimension."""
@@ -210,31 +358,23 @@ def place_of(
     if shape is None:
         raise ValueError(f"{what}: mesh_shape=None is no mesh; leave it out for one processor")
     stored: dict[str, Any] = {"zero": zero, "zero_axis": zero_axis}
-    _check_impl(what, mesh_impl)
-    if mesh_impl != "pjrt":
-        _check_own(what, devices or ())
-        places = devices_of(shape, devices, what=what)
-        impl = PlacementMeshImpl(shape, layout, places, strict_layout=True, uneven=uneven, **stored)
-        return Place(impl, shows=shows)
-    check_pjrt(what, devices)
-    rules = convert_to_layout_rules(layout)
-    rules = rules.allowing_uneven() if uneven else rules
-    of_jax = {"mesh_shape": shape, "layout": rules, **stored}
-    return Place(GspmdMeshImpl(shape, rules, **stored), of_jax, shows)
-
-
-def _check_impl(what: str, mesh_impl: Optional[str]) -> None:
-    """Raises ValueError for a mesh implementation that calls of a model have not."""
-    if mesh_impl == "simd":
-        raise ValueError(
-            f"{what}: mesh_impl='simd' is for trainings, whose programs run in sessions, and calls "
-            "of a model run in eager code. Leave it out, with the same mesh_shape and layout, and "
-            "train by mtf.train.fit(model.loss, ..., simd=True)"
-        )
     if mesh_impl not in (None, *IMPLS):
         raise ValueError(
             f"{what}: mesh_impl={mesh_impl!r} is none of {', '.join(map(repr, IMPLS))}"
         )
+    rules = convert_to_layout_rules(layout)
+    rules = rules.allowing_uneven() if uneven else rules
+    if mesh_impl != "pjrt":
+        _check_own(what, devices or ())
+        simd = mesh_impl == "simd"
+        places = devices_of(shape, devices, simd, what)
+        impl = PlacementMeshImpl(shape, rules, places, strict_layout=True, **stored)
+        if not simd:
+            return Place(impl, shows=shows)
+        return Place(impl, of_simd=Placing(shape, rules, places, True, stored=stored), shows=shows)
+    check_pjrt(what, devices)
+    of_jax = {"mesh_shape": shape, "layout": rules, **stored}
+    return Place(GspmdMeshImpl(shape, rules, **stored), of_jax, shows=shows)
 
 
 def _check_own(what: str, devices: Sequence[str]) -> None:

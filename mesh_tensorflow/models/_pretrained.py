@@ -88,7 +88,7 @@ class Pretrained:
             math.prod(self._form.sizes[d] for d in w.dims.split()) for w in self._form.weights
         )
         family = self.config.get("model_type")
-        return f"<{type(self).__name__} {family}: {weights:,} weights on {self._mesh_impl!r}>"
+        return f"<{type(self).__name__} {family}: {weights:,} weights on {self._place!r}>"
 
     def assign(self, variables: Mapping[str, Any]) -> None:
         """Sets the weights, such as to those of a training.

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Optional, Protocol
 import numpy as np
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
-from tensorflow.python.client.session import SessionInterface
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._mesh.random_values import keys_by_step
@@ -31,6 +30,7 @@ from mesh_tensorflow.train._model import (
     check_names,
 )
 from mesh_tensorflow.train._placing import Agreement, Choosing, Placing
+from mesh_tensorflow.train._saving import InThisThread
 
 if TYPE_CHECKING:
     from mesh_tensorflow.train._loop import Initial
@@ -325,29 +325,6 @@ def _padded(feeds: Sequence[tf.Tensor], batch: Batch, names: Sequence[str]) -> l
     return padded
 
 
-class _InThisThread(SessionInterface):
-    """A session that runs operations in the caller's thread, and so at its priority.
-
-    Those of several devices it runs in threads of its own, as other sessions do.
-    """
-
-    def __init__(self, session: tf.Session):
-        """Wraps a session."""
-        self._session = session
-
-    @property
-    def graph(self) -> tf.Graph:
-        """The graph."""
-        return self._session.graph
-
-    def run(
-        self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
-    ) -> Any:
-        """Runs operations; see tf.Session."""
-        options = options or tf.RunOptions(inter_op_thread_pool=-1)  # none of its pools
-        return self._session.run(fetches, feed_dict, options, run_metadata)
-
-
 class SessionEngine(Engine):
     """Trains a model; each program has a tf graph and a session of its own."""
 
@@ -553,7 +530,7 @@ class SessionEngine(Engine):
         # A step changes slices; masters with values of their own are what is saved.
         session.run(self._training._to_masters)
         if when_read is not None and self._placing.cluster is None:  # servers have their threads
-            session = _InThisThread(session)
+            session = InThisThread(session)
         path = os.path.join(directory, CHECKPOINT_NAME)
         with self._training.graph.as_default():
             saved = saver.save(

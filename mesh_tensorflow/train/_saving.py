@@ -8,14 +8,17 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
+from tensorflow.python.client.session import SessionInterface
 
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow.estimator.export import MODES, is_better
-from mesh_tensorflow.train._engine import Engine
 from mesh_tensorflow.train.callbacks import metric_of, read_json, write_whole
+
+if TYPE_CHECKING:
+    from mesh_tensorflow.train._engine import Engine
 
 _NAMED = 6  # variables in a message
 # The lowest priority, in the numbers of the command `nice`. A step that waits for a core gets it at
@@ -127,6 +130,29 @@ class Best:
 
 
 # -- writing
+
+
+class InThisThread(SessionInterface):
+    """A session that runs operations in the caller's thread, and so at its priority.
+
+    Those of several devices it runs in threads of its own, as other sessions do.
+    """
+
+    def __init__(self, session: tf.Session):
+        """Wraps a session."""
+        self._session = session
+
+    @property
+    def graph(self) -> tf.Graph:
+        """The graph."""
+        return self._session.graph
+
+    def run(
+        self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
+    ) -> Any:
+        """Runs operations; see tf.Session."""
+        options = options or tf.RunOptions(inter_op_thread_pool=-1)  # none of its pools
+        return self._session.run(fetches, feed_dict, options, run_metadata)
 
 
 class _Saving:

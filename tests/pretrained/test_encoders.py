@@ -19,6 +19,7 @@ PLACES = {
         "mesh_shape": "x:2,y:2", "layout": "batch:x,vocab:y,intermediate:y,num_heads:y",
     },
     "fully_sharded": {"mesh_shape": "x:2,y:2", "layout": "batch:x", "zero": 3, "zero_axis": "x+y"},
+    "simd": {"mesh_shape": "x:2", "layout": "intermediate:x,num_heads:x", "mesh_impl": "simd"},
 }  # fmt: skip
 
 

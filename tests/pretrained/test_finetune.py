@@ -25,6 +25,7 @@ PLACES = {
     "compiled": {"mesh_shape": "x:2", "layout": "batch:x", "zero": 3, "jit_compile": True},
     "pipeline": {"mesh_shape": "x:2,y:2", "layout": "stages:x,batch:y"},
     "simd": {"mesh_shape": "x:2", "layout": "batch:x,lora:x", "simd": True, "zero": 3},
+    "model_on_simd": {"mesh_shape": "x:2", "layout": "batch:x", "mesh_impl": "simd", "zero": 3},
     "model_on_pjrt": {"mesh_shape": "x:2", "layout": "batch:x", "mesh_impl": "pjrt"},
     "pjrt": {"mesh_shape": "x:2,y:2", "layout": "batch:x,lora:y", "mesh_impl": "pjrt"},
 }

@@ -31,6 +31,7 @@ PLACES = {
     "tensor": {"mesh_shape": "x:2,y:2", "layout": "batch:x,vocab:y,d_ff:y,heads:y?"},
     "vocab": {"mesh_shape": "x:2", "layout": "vocab:x"},
     "nothing": {"mesh_shape": "x:2", "layout": ""},
+    "simd": {"mesh_shape": "x:2,y:2", "layout": "batch:x,vocab:y,heads:y?", "mesh_impl": "simd"},
 }
 
 
@@ -389,8 +390,9 @@ def test_streams_have_the_pieces_of_what_is_generated(place, tmp_path):
     text = model.tokenizer.tokenizer.decode(free[2:4], skip_special_tokens=False)
     assert list(model.stream(PROMPTS[2], 12, stop=[text, -1])) == free[:4]
     assert list(model.stream(PROMPTS[2], 12, stop=free[5])) == free[: free.index(free[5]) + 1]
-    # Not traced anew for each of them.
-    assert model._generator._sampled.tf_function.experimental_get_tracing_count() <= 9
+    # Not traced anew for each of them; programs of sessions have no such count.
+    if place != "simd":
+        assert model._generator._sampled.tf_function.experimental_get_tracing_count() <= 9
 
 
 def test_letters_of_several_ids_come_whole():

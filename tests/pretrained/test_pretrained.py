@@ -20,6 +20,7 @@ PLACES = {
     "tensor": TENSOR,
     "fully_sharded": {"mesh_shape": "x:2,y:2", "layout": "batch:x", "zero": 3, "zero_axis": "x+y"},
     "sequence": {"mesh_shape": "x:2,y:2", "layout": "length:x,d_ff:y,vocab:y"},
+    "simd": {**TENSOR, "mesh_impl": "simd", "zero": 3, "zero_axis": "x"},
 }
 TRAINED = {
     **PLACES,

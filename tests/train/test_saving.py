@@ -14,8 +14,7 @@ from helpers.train import linear
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.checkpoint import CheckpointError
-from mesh_tensorflow.train._engine import _InThisThread
-from mesh_tensorflow.train._saving import _Saving
+from mesh_tensorflow.train._saving import InThisThread, _Saving
 
 WIDE, OUT = mtf.Dimension("in", 6), mtf.Dimension("wide", 20000)
 
@@ -107,7 +106,7 @@ def test_steps_come_before_a_thread_that_writes():
             before = priority()
             when_read()
             # Operations that write are run by this thread, and not by one of the session's.
-            assert _InThisThread(session).run(thread) == threading.get_native_id()
+            assert InThisThread(session).run(thread) == threading.get_native_id()
             return f"{before} {priority()}"
 
         usual = priority()

@@ -59,6 +59,10 @@ def main(folder, output):
     Weights.parts = counted
     model, result = train(folder, mesh_shape="x:4", layout="batch:x?", simd=True, zero=3)
     total = sum(read)
+    # Each process has programs of its own.
+    model = mtf.models.from_pretrained(
+        folder, mesh_shape="x:2", layout="vocab:x", mesh_impl="simd", zero=3
+    )
     model.assign(result.variables)
     record = {
         "losses": result.losses,
