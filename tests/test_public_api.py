@@ -251,6 +251,7 @@ def test_gin_bindings():
 
 
 IMPORTING = """
+import gc
 import os
 import tensorflow as tf
 def state():
@@ -268,6 +269,7 @@ def state():
         verbosity=tf.compat.v1.logging.get_verbosity(),
         operations=len(tf.compat.v1.get_default_graph().get_operations()),
         environment=dict(os.environ),
+        collects=gc.isenabled(),
     )
 before = state()
 import mesh_tensorflow
