@@ -43,6 +43,7 @@ def estimator(parts, path, seconds=60.0, simd=False, devices=CPUS):
     return profiles.estimator_on(profiles.Processors(SHAPE, devices, simd), parts, profile)
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("simd", [False, True])
 def test_all_operations_are_timed_once(simd, tmp_path):
     path = tmp_path / "profiles.json"
@@ -58,12 +59,14 @@ def test_all_operations_are_timed_once(simd, tmp_path):
     assert json.loads(path.read_text()) == {next(iter(json.loads(path.read_text()))): times}
 
 
+@pytest.mark.slow
 def test_layers_that_repeat_are_timed_once(tmp_path):
     two, four = (estimator(program(layers=n), "", seconds=1e-3) for n in (2, 4))
     wanted = [str(e.costs).split(" operations")[0].split()[-1] for e in (two, four)]
     assert wanted[0] == wanted[1]
 
 
+@pytest.mark.slow
 def test_what_is_not_timed_is_scaled_by_what_is():
     rough = profiles.estimator_on(profiles.Processors(SHAPE, CPUS), program(), None)
     short = estimator(program(), "", seconds=1e-3)
@@ -140,6 +143,7 @@ def test_the_threads_of_sessions():
                 assert session._config.device_count["CPU"] == 4
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.parametrize("simd", [False, True])
 def test_steps_are_measured_with_the_threads_of_their_layouts(simd, monkeypatch):
     opened = []
@@ -240,6 +244,7 @@ def test_what_cannot_run_alone_keeps_the_time_of_the_cost_model(tmp_path):
     assert timed.solve().seconds.total > 0
 
 
+@pytest.mark.slow
 def test_by_the_functions_of_auto_mtf(tmp_path):
     parts = dense()
     asked = mtf.auto_mtf.Profile(20, cache=str(tmp_path / "p.json"), devices=CPUS, show=False)

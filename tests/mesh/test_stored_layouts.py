@@ -173,7 +173,7 @@ def test_meshes(place, whole):
     assert_equal(training.run(), whole("adamw", clip=True))
 
 
-@pytest.mark.slow("*simd*")
+@pytest.mark.slow("*simd*", "*cols+rows*")
 @pytest.mark.usefixtures("own_graph")
 @pytest.mark.parametrize("zero_axis", ["rows+cols", "cols+rows"])
 @pytest.mark.parametrize("kind", [[], ["simd"]], ids=["placement", "simd"])

@@ -173,7 +173,7 @@ def test_a_reshape_moves_nothing_of_what_it_keeps(row, kind):
 LAYOUTS = ["a:x?", "a:x?,b:y?", "a:y+x?", "a:y?,b:x?,all:x?", "a:x?,k:y?,c:y?"]
 
 
-@pytest.mark.slow_but(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", range(len(KINDS)))
 def test_what_mixes_elements(kind):
     placings = [Placing("x:4,y:2", layout, **KINDS[kind]) for layout in LAYOUTS]
@@ -265,7 +265,7 @@ def trained(placing, path=None, restored=None):
             return losses
 
 
-@pytest.mark.slow_but(4)
+@pytest.mark.slow_but(2)
 @pytest.mark.usefixtures("eight_devices_for_pjrt")
 @pytest.mark.parametrize(
     "kind",
@@ -345,6 +345,7 @@ def test_estimates_of_what_operations_need_whole():
 ROWS = np.random.RandomState(1).randn(20, 6).astype(np.float32)
 
 
+@pytest.mark.slow_but(1)
 @pytest.mark.usefixtures("eight_devices_for_pjrt")
 @pytest.mark.parametrize("how", [{}, {"simd": True}, {"mesh_impl": "pjrt"}], ids=str)
 def test_fit_with_batches_that_the_mesh_does_not_divide(how):

@@ -80,7 +80,7 @@ def test_adapters_in_each_layout(name, place, request):
         assert np.mean(np.abs(value - other) > 1e-3) < 0.01, key
 
 
-@pytest.mark.slow("True")
+@pytest.mark.slow
 @pytest.mark.parametrize("simd", [False, True])
 def test_a_layout_that_is_chosen(simd):
     """The same losses as without splits; on one device, nothing is split."""
