@@ -6,8 +6,10 @@
 For each program and each place: the layout that the cost model chooses, the one that times of its
 operations choose (`mtf.auto_mtf.Profile`), that without splits, and random legal ones are run in
 turns. The table has the rank correlations (Spearman) of predicted and measured times, and the
-regrets: how much longer the chosen layout takes than the fastest. Each row is a process of its own,
-as the first session of a process decides about its threads.
+regrets: how much longer the chosen layout takes than the fastest. Layouts that take equally long
+have no true order, so the table also says how well one round of measurements predicts another, and
+how many pairs of layouts have one order in all rounds, and in which part of these a prediction has
+it. Each row is a process of its own, as the first session of a process decides about its threads.
 
     python benchmarks/right_layout.py --memory --layouts=4
 
@@ -19,9 +21,11 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import os
 import random
+import statistics
 import subprocess
 import sys
 import time
@@ -52,6 +56,8 @@ def options_of() -> argparse.Namespace:
     parser.add_argument("--plot", default="", help="PNG file of predicted against measured times")
     parser.add_argument("--row", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.rounds < 2:
+        parser.error(f"--rounds is {options.rounds}: it has to be 2 or more, to tell what is noise")
     for name, known in (("only", BUILDERS), ("places", PLACES)):
         if unknown := set(getattr(options, name).split(",")) - set(known):
             parser.error(f"--{name}: {sorted(unknown)} are none of {', '.join(known)}")
@@ -71,6 +77,8 @@ class Row(NamedTuple):
       measured: the seconds of a step under each.
       estimated: those by the cost model.
       profiled: those by times of operations.
+      rounds: those that were measured in each round, of the layouts behind the first two.
+      again: the mean rank correlation of two rounds.
       ranks: the rank correlations of measured times with estimated and with profiled ones.
       spent: the seconds in which operations were timed.
       timed: how many of them were.
@@ -82,6 +90,8 @@ class Row(NamedTuple):
     measured: list[float]
     estimated: list[float]
     profiled: list[float]
+    rounds: list[list[float]]
+    again: float
     ranks: list[float]
     spent: float
     timed: str
@@ -117,16 +127,21 @@ def measured_row(program: str, place: str, options: argparse.Namespace) -> Row:
         chosen = [estimator.solve().text for estimator in (timed, rough)]
         layouts = list(dict.fromkeys([*chosen, "", *random_layouts(rough, options)]))
         seconds = [[e.estimate(x).seconds.total for x in layouts] for e in (rough, timed)]
-    times = measure.step_seconds(
+    rounds = measure.step_rounds(
         build, shape, layouts[: options.layouts + 1], options.runs, options.rounds,
         "simd" if simd else "shared",
     )  # fmt: skip
-    count = len(times)
+    # Other load can only increase times.
+    times, count = [min(column) for column in rounds], len(rounds)
     # The first two are the choices, which may be one layout.
     order = [layouts.index(chosen[0]), layouts.index(chosen[1]), *range(count)]
     columns = [[column[i] for i in order] for column in (layouts, times, *seconds)]
     ranks = [spearman(list(zip(column, times))) for column in seconds]
-    return Row(program, place, *columns, ranks, spent, str(timed.costs))  # type: ignore[arg-type]
+    pairs = itertools.combinations(zip(*rounds), 2)
+    again = statistics.mean(spearman(list(zip(*pair))) for pair in pairs)
+    return Row(
+        program, place, *columns, rounds, again, ranks, spent, str(timed.costs)  # type: ignore[arg-type]
+    )  # fmt: skip
 
 
 def random_layouts(estimator: Any, options: argparse.Namespace) -> list[str]:
@@ -379,21 +394,31 @@ BUILDERS: dict[str, Callable[[], Any]] = {
 # -- the results
 
 
+def told_apart(row: Row) -> list[tuple[int, int]]:
+    """Returns the pairs of layouts of which one was faster in all rounds, with that one first."""
+    numbers = itertools.permutations(range(len(row.rounds)), 2)
+    return [(i, j) for i, j in numbers if all(x < y for x, y in zip(row.rounds[i], row.rounds[j]))]
+
+
 def line_of(row: Row) -> str:
     """Returns the line of a row in a table in Markdown."""
-    measured, least = row.measured[2:], min(row.measured)
-    estimated, profiled = row.ranks
+    least, pairs = min(row.measured), told_apart(row)
+    number = len(row.rounds)
     cells = [
-        row.program, row.place, f"{len(measured)}", f"{max(measured) / least:.2f}",
-        f"{estimated:.2f}", f"{row.measured[1] / least:.2f}",
-        f"{profiled:.2f}", f"{row.measured[0] / least:.2f}", row.timed,
+        row.program, row.place, f"{number}", f"{max(row.measured) / least:.2f}",
+        f"{row.again:.2f}", f"{len(pairs) / (number * (number - 1) / 2):.0%}",
     ]  # fmt: skip
-    return "| " + " | ".join(cells) + " |"
+    # The choice by times of operations is the first, that of the cost model the second.
+    for column, rank, chosen in zip((row.estimated, row.profiled), row.ranks, (1, 0)):
+        right = sum(column[2 + i] < column[2 + j] for i, j in pairs) / max(1, len(pairs))
+        cells += [f"{rank:.2f}", f"{right:.0%}", f"{row.measured[chosen] / least:.2f}"]
+    return "| " + " | ".join([*cells, row.timed]) + " |"
 
 
 HEAD = (
-    "program", "place", "layouts", "slowest / fastest", "correlation, cost model", "regret",
-    "correlation, times of operations", "regret", "timed",
+    "program", "place", "layouts", "slowest / fastest", "correlation of two rounds",
+    "pairs told apart", "correlation, cost model", "of these pairs", "regret",
+    "correlation, times of operations", "of these pairs", "regret", "timed",
 )  # fmt: skip
 
 

@@ -179,6 +179,13 @@ def collectors() -> tuple[Collector, ...]:
 
 
 @contextlib.contextmanager
+def unwatched() -> Iterator[None]:
+    """Context of Lowerings that neither check values nor hand them out."""
+    with within(_checks, None), within(_collectors, ()):
+        yield
+
+
+@contextlib.contextmanager
 def recorded_lowerings() -> Iterator[list[Any]]:
     """Context that yields a list, to which each Lowering that is made within is added."""
     found: list[Any] = []

@@ -173,8 +173,9 @@ def collect(
     """Collects values of the programs that are lowered within, by their names.
 
     In eager code these are values; in a tf graph tensors to run, as `session.run(dict(values))`. An
-    `mtf.function` is traced once more when it is called within, and values are there after each
-    call. Around `replicate` they are tensors of the calling graph. A plain `tf.function` has to
+    `mtf.function` or `mtf.pjrt.function` is traced once more when it is called within, and values
+    are there after each call. Around `replicate` or `in_session` they are tensors of the calling
+    graph. A plain `tf.function` has to
     return those of a `collect` inside of it.
 
     Args:
@@ -242,7 +243,8 @@ def nan_checks(
     which processor and range of its slice, how many NaNs and infinities, how the inputs were, and
     which line of the program made the operation. Checks are part of a step: with sessions, the
     Lowering is made within; an `mtf.function` is traced once more, with checks, when it is called
-    within, and not compiled by XLA. The environment variable MTF_DEBUG_NANS=1 checks in all of a
+    within, and not compiled by XLA; one of `mtf.pjrt`, too, whose steps a CPU of the process
+    computes meanwhile. The environment variable MTF_DEBUG_NANS=1 checks in all of a
     program. A step with checks takes some times as long; results are the same.
 
     A step that fails leaves variables as they were: a Lowering assigns only once its checks have

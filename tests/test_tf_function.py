@@ -163,6 +163,116 @@ def test_what_xla_cannot_print_is_left_out(place, caplog):
     assert "nothing is printed for 'the input'" in caplog.text
 
 
+def noisy(place, jit_compile):
+    """Returns an mtf.function that drops values, adds noise, and drops values in a loop."""
+    shape, layout, merge, kind = place
+    rest = [["cpu:0"] * mtf.convert_to_shape(shape).size] if merge else []
+
+    @mtf.function(jit_compile=jit_compile)
+    def call(x):
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        x = mtf.import_tf_tensor(mesh, x, mtf.Shape([("batch", x.shape[0]), ("d", 6)]))
+        noise = mtf.random_normal(mesh, x.shape, seed=0)
+        _, y = mtf.while_loop(
+            lambda i, y: mtf.less(i, 2),
+            lambda i, y: [i + 1, mtf.dropout(y, True, rate=0.2)],
+            [mtf.constant(mesh, 0, dtype=tf.int32), mtf.dropout(x, True, rate=0.5) + noise],
+            maximum_iterations=2,
+        )
+        impl = kind(shape, layout, *rest, **({"merge": merge} if merge else {}))
+        return mtf.Lowering(mesh.graph, {mesh: impl}).export_to_tf_tensor(y)
+
+    return call
+
+
+LONG, SHORT = np.ones([4, 6], np.float32), np.ones([2, 6], np.float32)
+
+
+def seeded_values(call, seed):
+    """Returns the values of calls, also of a function that is traced again, and seeded again."""
+    tf2.random.set_seed(seed)
+    values = [call(tf2.constant(x)).numpy() for x in (LONG, LONG, SHORT, LONG)]
+    tf2.random.set_seed(seed)
+    again = [call(tf2.constant(x)).numpy() for x in (LONG, SHORT)]
+    np.testing.assert_array_equal(again[0], values[0])
+    np.testing.assert_array_equal(again[1], values[2])
+    return np.concatenate(values)
+
+
+@pytest.mark.parametrize("place", COMPILED_MESHES)
+def test_seeds_of_what_xla_compiles(place):
+    whole = seeded_values(noisy(COMPILED_MESHES[0], False), 0)
+    assert len(np.unique(whole[whole != 0])) > 20  # calls differ
+    compiled = seeded_values(noisy(place, True), 0)
+    np.testing.assert_array_equal(compiled == 0, whole == 0)
+    np.testing.assert_allclose(compiled, whole, rtol=1e-5, atol=1e-6)
+    assert not np.allclose(seeded_values(noisy(place, True), 1), whole)
+
+
+def test_xla_draws_other_values_without_a_seed():
+    tf2.random.set_seed(None)
+    draws = [
+        on_one_device(
+            lambda x: mtf.dropout(x, True, rate=0.5), COMPILED_MESHES[1], jit_compile=True
+        )
+        for _ in range(2)
+    ]
+    values = [draw(LONG).numpy().tobytes() for draw in draws for _ in range(2)]
+    assert len(set(values)) == 4
+
+
+@pytest.mark.parametrize("traced_before", [False, True])
+def test_seeds_of_a_function_within_one_that_xla_compiles(traced_before):
+    x = tf2.constant(LONG)
+    tf2.random.set_seed(3)
+    direct = noisy(COMPILED_MESHES[1], False)
+    wanted = np.stack([direct(x) for _ in range(4)])
+    assert not np.allclose(wanted[0], wanted[1])
+    tf2.random.set_seed(3)
+    inner = noisy(COMPILED_MESHES[1], False)
+    if traced_before:
+        np.testing.assert_array_equal(inner(x), wanted[0])
+    outer = mtf.function(lambda x: tf.stack([inner(x), inner(x)]), jit_compile=True)
+    found = np.concatenate([outer(x), outer(x)])
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_a_session_seeds_a_function_that_xla_compiles():
+    found = []
+    for compiled in (False, True):
+        with tf.Graph().as_default(), tf.Session() as session:
+            tf.set_random_seed(3)
+            y = noisy(COMPILED_MESHES[1], compiled)(tf.constant(LONG))
+            found.append([session.run(y) for _ in range(2)])
+            assert not tf.global_variables()
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5, atol=1e-6)
+    assert not np.allclose(found[0][0], found[0][1])
+
+
+def test_a_saved_function_of_xla_draws_by_its_seed(tmp_path):
+    x = tf2.constant(LONG)
+    tf2.random.set_seed(3)
+    step = noisy(COMPILED_MESHES[1], True)
+    values = [step(x) for _ in range(3)]
+    tf2.random.set_seed(3)
+    step(x)
+    module = tf2.Module()
+    module.a_store, module.step = step.store, step.tf_function
+    path = tf2.train.Checkpoint(module).write(tmp_path / "weights")
+    assert [n for n, _ in tf.train.list_variables(path)] == ["_CHECKPOINTABLE_OBJECT_GRAPH"]
+    assert not step.store.variables
+    serving = step.tf_function.get_concrete_function(tf2.TensorSpec([4, 6]))
+    tf2.saved_model.save(module, str(tmp_path / "model"), signatures=serving)
+    loaded = tf2.saved_model.load(str(tmp_path / "model"))
+    serve = loaded.signatures["serving_default"]
+    # A trace that was saved goes on; a function is traced again to be saved, and begins anew.
+    for wanted in values[1:]:
+        [found] = serve(x=x).values()
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    for wanted in values:
+        np.testing.assert_allclose(loaded.step(x), wanted, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("mesh_shape, layout", LAYOUTS)
 def test_another_batch_size_keeps_the_variables(mesh_shape, layout):
     step, calls = training_function(mesh_shape, layout)

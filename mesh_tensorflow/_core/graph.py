@@ -329,15 +329,9 @@ class Graph:
             # Its last part only: the scopes in force now, as of a gradient, come before it.
             clone._name = self.unique_name(op._name.split("/")[-1])
             clone.replace_inputs(mapping)
-            # A list of its own: that of a shallow copy is the original's, which would grow.
-            clone._outputs = []
+            clone._copy_outputs(op)
             clone.original, clone.gradient_of = op, self.differentiated
-            for i, y in enumerate(op.outputs):
-                new = copy.copy(y)
-                # A copy of the Tensor keeps what was noted in it, such as `made_of` of masks.
-                new._operation, new._name, new.usable = clone, f"{clone._name}:{i}", True
-                clone._outputs.append(new)
-                mapping[y] = new
+            mapping.update(zip(op.outputs, clone.outputs))
             clone.cloned_from(op, mapping)
             # copy.copy calls no constructor, which would have added it.
             self._operations.append(clone)

@@ -9,6 +9,7 @@ split, and, for predictions, what it costs and how it treats partial sums. Only 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import reprlib
@@ -850,6 +851,24 @@ class Operation(metaclass=_LeavesNothingBehind):
                 if any(isinstance(x, Tensor) and x in mapping for x in value):
                     new = (mapping.get(x, x) if isinstance(x, Tensor) else x for x in value)
                     setattr(self, name, type(value)(new))
+
+    def _copy_outputs(
+        self, original: Operation, shape_of: Callable[[Shape], Shape] = lambda shape: shape
+    ) -> None:
+        """Gives a copy of an operation, which has its own name already, outputs of its own.
+
+        Args:
+          original: the operation that it is a copy of.
+          shape_of: returns the shape of an output for that of the original's.
+        """
+        # A list of its own: that of a shallow copy is the original's, which would grow.
+        self._outputs = []
+        for i, y in enumerate(original.outputs):
+            # A copy of the Tensor keeps what was noted in it, such as `made_of` of masks.
+            new = copy.copy(y)
+            new._operation, new._name, new._shape = self, f"{self._name}:{i}", shape_of(y.shape)
+            new.usable = True
+            self._outputs.append(new)
 
     def cloned_from(self, original: Operation, mapping: Mapping[Tensor, Tensor]) -> None:
         """Updates a new copy of `original`, whose inputs have been replaced already.

@@ -7,9 +7,10 @@ hash is a keyed form of "triple32", an integer hash with very low bias
 "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 
 The key comes from one stateful TensorFlow operation, seeded like those of TensorFlow: a new key at
-each execution, and the same sequence of keys in each run of a seeded program. Within
-`keys_by_step` it is a function of the step instead, so that training that is resumed continues with
-the keys of the current step.
+each execution, and the same sequence of keys in each run of a seeded program. XLA ignores the seeds
+of such operations: in what it compiles, the key that the operation would draw is computed from the
+number of calls (`Calls`). Within `keys_by_step` it is a function of the step instead, so that
+training that is resumed continues with the keys of the current step.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ import contextvars
 import copy
 import inspect
 import math
+import weakref
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Optional, Union
+from typing import Any, ClassVar, Optional, Union
 
 import numpy as np
+import tensorflow as tf2
 import tensorflow.compat.v1 as tf
+from tensorflow.python.eager import context
 
 from mesh_tensorflow._contexts import within
 from mesh_tensorflow._mesh.slice_functions import static_arange
@@ -62,27 +66,113 @@ def key_is_of_step(seed: Optional[int]) -> bool:
     return seed is not None and _step.get() is not None
 
 
+class Calls:
+    """Numbers the calls of a function that is traced once and compiled by XLA.
+
+    Seeded keys are those that calls of the function would draw without XLA: tf.random.set_seed
+    begins them anew.
+    """
+
+    _all: ClassVar[weakref.WeakSet[Calls]] = weakref.WeakSet()
+    _seeded: ClassVar[object] = None
+
+    def __init__(self) -> None:
+        """Creates a Calls; there is no variable until a key is asked for."""
+        self.variable: Optional[tf.Variable] = None
+
+    @classmethod
+    def begin_anew_if_seeded(cls) -> None:
+        """Counts from 0 in all functions if the program has been seeded since this was called."""
+        # tf.random.set_seed makes another of these, as it forgets the states of operations.
+        seeded = getattr(context.context(), "_rng", None)
+        if seeded is not cls._seeded:
+            cls._seeded = seeded
+            for calls in list(cls._all):
+                if calls.variable is not None:
+                    calls.variable.assign(0)
+
+    def key(self, seeds: tuple[int, int]) -> tf.Tensor:
+        """Returns the key that an operation of these seeds would draw in the current call."""
+        key = tf.constant([seeds[0]], tf.uint64)
+        if self.variable is None:
+            # Outside of the trace, which it outlives, and where XLA computes.
+            with tf.init_scope(), tf.device(key.device), tf.name_scope(None):
+                self.begin_anew_if_seeded()
+                self.variable = tf2.Variable(
+                    0,
+                    dtype=tf.int64,  # as on a GPU int32 is for its host
+                    trainable=False,
+                    name="calls",
+                    experimental_enable_variable_lifting=False,  # a function would trace twice
+                )
+            self._all.add(self)
+        # The operation goes ahead by 256 for each number that it has drawn.
+        drawn = tf.cast(self.variable.read_value(), tf.uint64) * (256 * _WORDS)
+        bits = tf.raw_ops.StatelessRandomUniformIntV2(
+            shape=[_WORDS],
+            key=key,
+            counter=tf.stack([drawn, tf.constant(seeds[1], tf.uint64)]),
+            alg=tf2.random.Algorithm.PHILOX.value,
+            minval=tf.constant(_LEAST, tf.int32),
+            maxval=tf.constant(_MOST, tf.int32),
+        )
+        return tf.bitcast(bits, tf.uint32)
+
+    def end(self) -> None:
+        """Counts the call, after all of its keys."""
+        if self.variable is not None:
+            self.variable.assign_add(1, read_value=False)
+
+
+_calls: contextvars.ContextVar[Optional[Calls]] = contextvars.ContextVar("calls", default=None)
+
+
+def keys_by_call(calls: Calls) -> contextlib.AbstractContextManager[None]:
+    """Makes seeded keys created within depend on the number of the call.
+
+    Args:
+      calls: the Calls of what is traced within.
+    """
+    return within(_calls, calls)
+
+
+_WORDS = 4  # of a key
+# All of int32 but its largest number, since the upper end is exclusive.
+_LEAST, _MOST = -(2**31), 2**31 - 1
+
+
 def new_key(seed: Optional[int] = None) -> tf.Tensor:
     """Returns a uint32 [4] key, which changes with each execution, or with each step.
 
     Args:
       seed: the seed of the random operation; None if neither it nor the program has one.
     """
-    seeds = (0, 0)  # TensorFlow chooses them
-    if seed is not None:
-        graph_seed = program_seed()
-        seeds = (_DEFAULT_SEED if graph_seed is None else graph_seed, seed)
-        step = _step.get()
-        if step is not None:
-            # The two seeds are the key here, of which fold_key uses two words.
-            return fold_key(tf.stack([_u32(part) for part in seeds]), step)
-    # All of int32 but its largest number, since the upper end is exclusive.
+    if seed is None:
+        return _drawn_key((0, 0))  # TensorFlow chooses seeds
+    graph_seed = program_seed()
+    seeds = (_DEFAULT_SEED if graph_seed is None else graph_seed, seed)
+    step, calls = _step.get(), _calls.get()
+    if step is not None:
+        # The two seeds are the key here, of which fold_key uses two words.
+        return fold_key(tf.stack([_u32(part) for part in seeds]), step)
+    seeds = (seeds[0] % 2**31, seeds[1] % 2**31)
+    if seeds == (0, 0):
+        seeds = (0, 2**31 - 1)  # as tf.get_seed has it, since two zeros are no seeds
+    if calls is None:
+        return _drawn_key(seeds)
+    if tf.executing_eagerly_outside_functions():
+        return calls.key(seeds)
+    with tf.init_scope():  # by the session that the function is part of
+        return _drawn_key(seeds)
+
+
+def _drawn_key(seeds: tuple[int, int]) -> tf.Tensor:
     bits = tf.raw_ops.RandomUniformInt(
-        shape=[4],
-        minval=tf.constant(-(2**31), tf.int32),
-        maxval=tf.constant(2**31 - 1, tf.int32),
-        seed=seeds[0] % 2**31,
-        seed2=seeds[1] % 2**31,
+        shape=[_WORDS],
+        minval=tf.constant(_LEAST, tf.int32),
+        maxval=tf.constant(_MOST, tf.int32),
+        seed=seeds[0],
+        seed2=seeds[1],
     )
     return tf.bitcast(bits, tf.uint32)
 

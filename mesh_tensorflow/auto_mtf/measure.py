@@ -31,7 +31,7 @@ from mesh_tensorflow.auto_mtf import models, step_time
 from mesh_tensorflow.auto_mtf.hardware import Hardware, Link
 from mesh_tensorflow.auto_mtf.profiles import Processors
 
-__all__ = ["main", "measure_machine", "step_seconds"]
+__all__ = ["main", "measure_machine", "step_rounds", "step_seconds"]
 
 _PRODUCTS = [(256, 256, 256), (512, 512, 512), (1024, 256, 1024)]
 _CONVOLUTIONS = [(256, 15, 1, 16), (256, 15, 16, 16)]  # images, size, channels in and out
@@ -91,10 +91,6 @@ def step_seconds(
 ) -> list[float]:
     """Measures the seconds per step of a program under several layouts, on logical CPUs.
 
-    Each is run with the threads that `mtf.session_config` gives a program in that layout, unless
-    TensorFlow has begun before. The layouts take turns, so that other load on the machine affects
-    all of them equally.
-
     Args:
       build: a function that builds the program, with variables or constants as input.
       mesh_shape: a Shape, or what converts to one.
@@ -107,6 +103,37 @@ def step_seconds(
 
     Returns:
       A list of seconds, one for each layout.
+    """
+    times = step_rounds(build, mesh_shape, layouts, runs, rounds, placement, label)
+    return [min(column) for column in times]
+
+
+def step_rounds(
+    build: Callable[[], models.Program],
+    mesh_shape: Any,
+    layouts: Sequence[str],
+    runs: int = 10,
+    rounds: int = 3,
+    placement: str = "simd",
+    label: str = "",
+) -> list[list[float]]:
+    """Measures the median seconds per step in each of some rounds; see `step_seconds`.
+
+    Each layout is run with the threads that `mtf.session_config` gives a program in it, unless
+    TensorFlow has begun before. The layouts take turns, so that other load on the machine affects
+    all of them equally.
+
+    Args:
+      build: see `step_seconds`.
+      mesh_shape: see `step_seconds`.
+      layouts: see `step_seconds`.
+      runs: see `step_seconds`.
+      rounds: the number of rounds.
+      placement: see `step_seconds`.
+      label: see `step_seconds`.
+
+    Returns:
+      For each layout, a list of seconds, one for each round.
     """
     mesh_shape = mtf.convert_to_shape(mesh_shape)
     devices = [f"/cpu:{i}" for i in range(mesh_shape.size)]
@@ -134,7 +161,7 @@ def step_seconds(
                 done()
     for session in sessions:
         session.close()
-    return [min(column) for column in times]
+    return times
 
 
 @contextlib.contextmanager

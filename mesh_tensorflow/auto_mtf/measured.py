@@ -349,7 +349,8 @@ def check_one_process(who: str) -> None:
     if number > 1:
         raise ValueError(
             f"{who} tries layouts in one process only, and there are {number}. Let one process "
-            "choose it, on a mesh of this shape, and give all of them the layout that it prints"
+            "choose it, on a mesh of this shape, and give all of them the layout that it prints. "
+            "mtf.auto_mtf.layout runs nothing, and returns the same in each"
         )
 
 

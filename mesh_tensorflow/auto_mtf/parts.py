@@ -428,12 +428,7 @@ class RenamedProgram:
         if op.name in self._taken:  # an addition, and another one of what has crossed
             new._name = self._graph.unique_name(op.name)
         self._taken.add(new.name)
-        new._outputs = []
-        for i, y in enumerate(op.outputs):
-            made = copy.copy(y)
-            made._operation, made._shape = new, renamed(y.shape, names)
-            made._name = y.name if new.name == op.name else f"{new.name}:{i}"
-            new._outputs.append(made)
+        new._copy_outputs(op, lambda shape: renamed(shape, names))
         new.gradient_of = self._copies.get(op.gradient_of) if op.gradient_of else None
         new.original = self._copies.get(op.original) if op.original else None
         self._operations.append(new)

@@ -22,7 +22,7 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 import tensorflow.compat.v1 as tf
@@ -70,9 +70,10 @@ __all__ = ["MeasuredCosts", "Processors", "Profile", "estimator_for", "estimator
 _NOT_ALONE = (Assign, ImportLaidOutTensorOperation, ImportOperation, ReadVariable, Variable)
 # An operation is repeated within a step, until that takes so long: what a step itself costs varies.
 _STEP_SECONDS, _FEWEST, _MOST = 1e-3, 3, 16
-_RUNS, _RUN_SECONDS = 6, 0.05  # of such a step: so many, or fewer that take so long
+_ROUNDS, _RUN_SECONDS = 8, 0.05  # of such steps in turns: so many, or fewer that take so long
 _NEAREST = 5  # operations of a class, of which what is not timed is about as long as one
 _IN_ONE_GRAPH = 20  # operations; TensorFlow looks through all of a graph for each fetch
+_FORM = 2  # of what is kept; others are of other ways to time
 _FILLING = 0.5  # whose casts are 0, an id of every vocabulary, and True
 
 
@@ -199,8 +200,12 @@ class Processors:
         config = tf.ConfigProto()
         rules = convert_to_layout_rules(layout)
         set_cpus(config, local_cpus(self.devices), self.shape, rules, own_threads=True)
-        # What is timed is there several times, and nothing reads it.
-        config.graph_options.rewrite_options.disable_meta_optimizer = not optimized
+        options = config.graph_options
+        if not optimized:
+            # What is timed is there several times, and nothing reads it: one optimizer would leave
+            # it out, and the other would compute it once.
+            options.rewrite_options.disable_meta_optimizer = True
+            options.optimizer_options.opt_level = tf.OptimizerOptions.L0
         return tf.Session(graph=graph, config=config)
 
 
@@ -300,17 +305,6 @@ def _fetch(graph: Graph, timed: _Timed, machine: Processors, repeats: int) -> tf
     return machine.run(timed.layout, program)
 
 
-def _least(step: Callable[[], Any]) -> float:
-    """Returns the shortest time of some steps, after one that prepares them."""
-    step()
-    times: list[float] = []
-    while len(times) < _RUNS and (len(times) < 2 or sum(times) < _RUN_SECONDS):
-        start = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - start)
-    return min(times)  # other load on the machine only adds to it
-
-
 # Of an operation that reads what only its own program has, or that refuses the stand-ins.
 _CANNOT = (KeyError, TypeError, ValueError, tf.errors.InvalidArgumentError)
 
@@ -324,31 +318,68 @@ def _times_of(
       graph: the program that it is of.
       wanted: what is to be timed.
       machine: the Processors.
-      more: called after each; returns whether to go on.
+      more: called for each; returns whether to go on.
     """
     times: list[Optional[float]] = []
     # By shapes and layout: a step of what is timed begins with its inputs.
     of_inputs: dict[Hashable, float] = {}
     for begin in range(0, len(wanted), _IN_ONE_GRAPH):
-        some, built = wanted[begin : begin + _IN_ONE_GRAPH], dict[Hashable, tf.Operation]()
-        with tf.Graph().as_default() as made, contextlib.ExitStack() as stack:
+        some = wanted[begin : begin + _IN_ONE_GRAPH]
+        new_inputs = {one.inputs: one for one in some if one.inputs not in of_inputs}
+        with tf.Graph().as_default() as made, _Sessions(made, machine) as sessions:
             # All of a graph before its sessions, which would take long to add to each time.
-            for timed in some:
-                if timed.inputs not in of_inputs and timed.inputs not in built:
-                    built[timed.inputs] = _fetch(graph, timed, machine, 0)
-            fetches = [_fetch_if_possible(graph, timed, machine) for timed in some]
-            sessions: dict[str, tf.Session] = {}
-            for timed, fetch in zip(some, fetches):
-                if timed.program not in sessions:
-                    opened = machine.session(made, timed.program, optimized=False)
-                    sessions[timed.program] = stack.enter_context(contextlib.closing(opened))
-                session = sessions[timed.program]
-                if timed.inputs not in of_inputs:
-                    of_inputs[timed.inputs] = _least(session.make_callable(built[timed.inputs]))
-                times.append(_seconds(session, timed, fetch, of_inputs[timed.inputs]))
-                if not more():
-                    return times
+            inputs = {key: _fetch(graph, one, machine, 0) for key, one in new_inputs.items()}
+            fetches = [_fetch_if_possible(graph, one, machine) for one in some]
+            steps = {key: sessions.step(new_inputs[key], fetch) for key, fetch in inputs.items()}
+            goes_on = True
+            for number, fetch in enumerate(fetches):
+                steps[number] = sessions.step(some[number], fetch)
+                if not (goes_on := more()):
+                    break
+            least = _least({key: step for key, step in steps.items() if step is not None})
+        of_inputs.update((key, least[key]) for key in inputs)
+        for number, one in enumerate(some):
+            if number in least:
+                times.append(max(0.0, least[number] - of_inputs[one.inputs]) / one.repeats)
+            elif number in steps:
+                times.append(None)
+        if not goes_on:
+            break
     return times
+
+
+class _Sessions(contextlib.ExitStack):
+    """Sessions of one tf graph, with the threads of several programs."""
+
+    def __init__(self, graph: tf.Graph, machine: Processors):
+        """Opens none yet.
+
+        Args:
+          graph: the tf graph.
+          machine: the Processors.
+        """
+        super().__init__()
+        self._graph, self._machine = graph, machine
+        self._opened: dict[str, tf.Session] = {}
+
+    def step(self, timed: _Timed, fetch: Optional[tf.Operation]) -> Optional[Callable[[], Any]]:
+        """Returns a function that computes something, and has done so; None if it cannot run.
+
+        Args:
+          timed: what is timed.
+          fetch: what is run for that; None if it cannot.
+        """
+        if fetch is None:
+            return None
+        if timed.program not in self._opened:
+            opened = self._machine.session(self._graph, timed.program, optimized=False)
+            self._opened[timed.program] = self.enter_context(contextlib.closing(opened))
+        run = self._opened[timed.program].make_callable(fetch)
+        try:
+            run()
+        except _CANNOT:
+            return None
+        return run
 
 
 def _fetch_if_possible(graph: Graph, timed: _Timed, machine: Processors) -> Optional[tf.Operation]:
@@ -358,16 +389,21 @@ def _fetch_if_possible(graph: Graph, timed: _Timed, machine: Processors) -> Opti
         return None
 
 
-def _seconds(
-    session: tf.Session, timed: _Timed, fetch: Optional[tf.Operation], inputs: float
-) -> Optional[float]:
-    """Returns the seconds of one operation, without those of its inputs; None if it cannot run."""
-    if fetch is None:
-        return None
-    try:
-        return max(0.0, _least(session.make_callable(fetch)) - inputs) / timed.repeats
-    except _CANNOT:
-        return None
+def _least(steps: Mapping[Hashable, Callable[[], Any]]) -> dict[Hashable, float]:
+    """Returns the shortest times of some steps.
+
+    Other load on the machine only adds to a time, but may last for longer than a step is run in a
+    row. So they take turns.
+    """
+    times: dict[Hashable, list[float]] = {key: [] for key in steps}
+    for number in range(_ROUNDS):
+        for key in steps if number % 2 == 0 else reversed(list(steps)):
+            if number >= 2 and number * min(times[key]) > _RUN_SECONDS:
+                continue
+            start = time.perf_counter()
+            steps[key]()
+            times[key].append(time.perf_counter() - start)
+    return {key: min(column) for key, column in times.items()}
 
 
 # -- the costs
@@ -506,7 +542,7 @@ class MeasuredCosts(CostModel):
           profile: a Profile.
         """
         begin = time.monotonic()
-        where = f"{machine.key} {tf.__version__} {os.uname().nodename} {os.cpu_count()}"
+        where = f"{_FORM} {machine.key} {tf.__version__} {os.uname().nodename} {os.cpu_count()}"
         cache = Cache("profiles.json", profile.cache)
         kept = cache.read(where)
         hashed = {key: hashlib.sha256(key.encode()).hexdigest()[:24] for key in self._wanted}

@@ -376,6 +376,36 @@ class Inputs(NamedTuple):
     may_end: bool
 
 
+def features_and_labels(returned: object) -> tuple[Any, Any]:
+    """Returns what an input function gives, or an element of its dataset, as a pair.
+
+    Args:
+      returned: (features, labels) or features.
+
+    Returns:
+      (features, labels); labels are None if there are none.
+
+    Raises:
+      ValueError: there are no features, or a tuple does not have two elements.
+    """
+    # A named tuple is a structure of features, and no pair of them and labels.
+    if isinstance(returned, (list, tuple)) and not hasattr(returned, "_fields"):
+        if len(returned) != 2:
+            raise ValueError(
+                f"input_fn gives a tuple of {len(returned)}; it should give (features, labels) or "
+                "features alone, where each of them may be a dict: {'x': x, 'y': y}"
+            )
+        features, labels = returned
+    else:
+        features, labels = returned, None
+    if features is None or (isinstance(features, dict) and not features):
+        raise ValueError(
+            f"input_fn gives no features (but {features!r}): it should return a tf.data.Dataset, "
+            "(features, labels) or features"
+        )
+    return features, labels
+
+
 def make_inputs(returned: object, features_only: bool = False) -> Inputs:
     """Returns the features and labels of a step.
 
@@ -396,21 +426,7 @@ def make_inputs(returned: object, features_only: bool = False) -> Inputs:
         elements = Elements(returned)
         hooks.append(ElementsHook(elements))
         returned = elements.current
-    # A named tuple is a structure of features, and no pair of them and labels.
-    if isinstance(returned, (list, tuple)) and not hasattr(returned, "_fields"):
-        if len(returned) != 2:
-            raise ValueError(
-                f"input_fn gives a tuple of {len(returned)}; it should give (features, labels) or "
-                "features alone, where each of them may be a dict: {'x': x, 'y': y}"
-            )
-        features, labels = returned
-    else:
-        features, labels = returned, None
-    if features is None or (isinstance(features, dict) and not features):
-        raise ValueError(
-            f"input_fn gives no features (but {features!r}): it should return a tf.data.Dataset, "
-            "(features, labels) or features"
-        )
+    features, labels = features_and_labels(returned)
     # Queues of TensorFlow 1 end by the same error as datasets.
     may_end = may_end or bool(tf.get_collection(tf.GraphKeys.QUEUE_RUNNERS))
     return Inputs(features, None if features_only else labels, hooks, may_end)

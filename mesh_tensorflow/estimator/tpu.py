@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union, cast
 
+import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import is_whole
@@ -20,6 +21,7 @@ from mesh_tensorflow.estimator._model import (
     Model,
     call_input_fn,
     call_model_fn,
+    features_and_labels,
     function_name,
     takes,
 )
@@ -561,7 +563,69 @@ def _outside(spec: TPUEstimatorSpec, results: Mapping[str, Any]) -> TPUEstimator
         if values[name] is not None:
             # A function of no tensors has no results, and keeps its empty list.
             values[name] = (values[name][0], results.get(name, values[name][1]))
-    return TPUEstimatorSpec(**values)
+    return spec._replace(**values)  # of the same class, which may be a user's
+
+
+# -- batches of predictions
+
+
+class _PaddedBatch(NamedTuple):
+    """Features of as many rows as every batch has, of which the first `rows` are of the data."""
+
+    features: Any
+    rows: tf.Tensor
+
+
+def padded_batches(dataset: Any, size: int) -> Any:
+    """Returns a dataset of the features of batches, all of one size: shapes of programs are static.
+
+    Args:
+      dataset: a tf.data.Dataset of batches, of features or (features, labels).
+      size: the rows of each batch. Rows of zeros fill up those that have fewer.
+
+    Returns:
+      a tf.data.Dataset of _PaddedBatch.
+    """
+
+    def pad(*element: Any) -> _PaddedBatch:
+        features, _ = features_and_labels(element[0] if len(element) == 1 else element)
+        batched = [x for x in tf.nest.flatten(features) if _has_rows(x)]
+        if not batched:
+            return _PaddedBatch(features, tf.constant(size))
+        rows = tf.shape(batched[0])[0]
+        fits = tf.debugging.assert_less_equal(
+            rows,
+            size,
+            message="TPUEstimator.predict: a batch of input_fn has more rows than "
+            f"predict_batch_size={size}: let it make batches of params['batch_size']",
+        )
+        with tf.control_dependencies([fits]):
+            missing = size - rows
+
+        def whole(x: Any) -> Any:
+            if not _has_rows(x):
+                return x
+            zeros = tf.zeros(tf.concat([[missing], tf.shape(x)[1:]], 0), x.dtype)
+            return tf.ensure_shape(
+                tf.concat([x, zeros], 0), tf.TensorShape([size]).concatenate(x.shape[1:])
+            )
+
+        return _PaddedBatch(tf.nest.map_structure(whole, features), rows)
+
+    return dataset.map(pad)
+
+
+def _has_rows(x: object) -> bool:
+    return isinstance(x, tf.Tensor) and x.shape.rank != 0
+
+
+def _without_padding(predictions: Any, rows: tf.Tensor, size: int) -> Any:
+    """Returns predictions of the rows of the data; those that are not of rows, as they are."""
+
+    def cut(x: tf.Tensor) -> tf.Tensor:
+        return x[:rows] if x.shape.rank and x.shape[0] == size else x
+
+    return tf.nest.map_structure(cut, predictions)
 
 
 _BATCH_SIZE = "batch_size"
@@ -698,7 +762,12 @@ class TPUEstimator(Estimator):
                 f'find params["batch_size"] ({size}): add it, or give the TPUEstimator no batch '
                 "size"
             )
-        return call_input_fn(input_fn, mode, self._params_with(mode), self.config)
+        returned = call_input_fn(input_fn, mode, self._params_with(mode), self.config)
+        if not self._use_tpu[mode] or mode != ModeKeys.PREDICT or size is None:
+            return returned
+        # What is no dataset has the shapes that it has.
+        is_dataset = isinstance(returned, tf2.data.Dataset)
+        return padded_batches(returned, size) if is_dataset else returned
 
     def _call_model_fn(
         self, features: object, labels: object, mode: str, config: _RunConfig
@@ -708,12 +777,17 @@ class TPUEstimator(Estimator):
             shards = config.tpu_config.num_shards
             context = None if shards is None else TPUContext(shards)
             params = self._params_with(mode, use_tpu=True, context=context)
+            rows, size = None, self._batch_sizes[mode]
+            if isinstance(features, _PaddedBatch):
+                features, rows = features
             spec = replicated_spec(
                 lambda x, y: call_model_fn(self._model_fn, x, y, mode, params, config),
                 features,
                 labels,
                 runner_of(config),
             )
+            if rows is not None and size is not None:
+                spec = spec._replace(predictions=_without_padding(spec.predictions, rows, size))
         else:
             params = self._params_with(mode, use_tpu=False)
             spec = call_model_fn(self._model_fn, features, labels, mode, params, config)

@@ -145,10 +145,10 @@ class AdafactorOptimizer(Optimizer):
             check_flag("AdafactorOptimizer", name, value, write)
         self._multiply_by_parameter_scale = multiply_by_parameter_scale
         self._decay_rate = (
-            _each_step(adafactor_decay_rate_pow) if decay_rate is None else decay_rate
+            _each_step(self._decay_rate_default) if decay_rate is None else decay_rate
         )
         self._learning_rate = (
-            _each_step(lambda: self._default_rate(multiply_by_parameter_scale))
+            _each_step(lambda: self._learning_rate_default(multiply_by_parameter_scale))
             if learning_rate is None
             else learning_rate
         )
@@ -159,14 +159,18 @@ class AdafactorOptimizer(Optimizer):
         self._epsilon2 = epsilon2
         self._min_dim_size_to_factor = min_dim_size_to_factor
         self._stacked_dim_names = stacked_dim_names or []
-        self._exclude = exclude_from_parameter_scale or []
+        self._exclude_from_parameter_scale = exclude_from_parameter_scale or []
 
-    @staticmethod
-    def _default_rate(relative: bool) -> tf.Tensor:
+    # The names of what subclasses of users override are those of the classic.
+
+    def _decay_rate_default(self) -> tf.Tensor:
+        return adafactor_decay_rate_pow()
+
+    def _learning_rate_default(self, multiply_by_parameter_scale: bool) -> tf.Tensor:
         # The relative step size of algorithm 6. The factor below stands for the scale of a typical
         # weight, by which it is multiplied otherwise.
         rate = tf.minimum(tf.math.rsqrt(_step() + 1.0), 0.01)
-        if not relative and not layers.unit_scaling_convention():
+        if not multiply_by_parameter_scale and not layers.unit_scaling_convention():
             rate *= 0.05
         return rate
 
@@ -180,7 +184,7 @@ class AdafactorOptimizer(Optimizer):
         return self._learning_rate
 
     def _factored_dims(self, shape: mtf.Shape) -> Optional[tuple[mtf.Dimension, mtf.Dimension]]:
-        """Returns the (second largest, largest) dimensions if they are to be factored."""
+        """Returns the (largest, second largest) dimensions if they are to be factored."""
         if not self._factored:
             return None
         dims = [d for d in shape if d.name not in self._stacked_dim_names]
@@ -189,8 +193,12 @@ class AdafactorOptimizer(Optimizer):
         largest = sorted(dims, key=lambda d: -d.size)[:2]
         if len(largest) < 2 or largest[1].size < self._min_dim_size_to_factor:
             return None
-        # In this order, row means are over the largest dimension, as in checkpoints of the classic.
-        return largest[1], largest[0]
+        return largest[0], largest[1]
+
+    def _parameter_scale(self, var: mtf.Tensor) -> mtf.Tensor:
+        # A scale for each index of stacked dimensions.
+        stacked = [d for d in var.shape if d.name in self._stacked_dim_names]
+        return mtf.maximum(reduce_rms(var, output_shape=mtf.Shape(stacked)), self._epsilon2)
 
     def _slot(self, var: mtf.Variable, name: str, shape: mtf.Shape) -> mtf.Tensor:
         return slot_of_shape(var, f"{var.name}{ADAFACTOR[name]}", shape)
@@ -213,11 +221,9 @@ class AdafactorOptimizer(Optimizer):
         old = var.value
         # Steps are relative to the size of the weights, max(epsilon2, RMS(X)) * rate; epsilon2 lets
         # those that begin as zeros move.
-        if self._multiply_by_parameter_scale and not any(e in var.name for e in self._exclude):
-            # A scale for each index of stacked dimensions.
-            stacked = [d for d in old.shape if d.name in self._stacked_dim_names]
-            scale = mtf.maximum(reduce_rms(old, output_shape=mtf.Shape(stacked)), self._epsilon2)
-            update = update * mtf.to_float(scale)
+        excluded = any(part in var.name for part in self._exclude_from_parameter_scale)
+        if self._multiply_by_parameter_scale and not excluded:
+            update = update * mtf.to_float(self._parameter_scale(old))
         if self._beta1:
             m = self._slot(var, "m", var.shape)
             update = m + (1.0 - self._beta1) * (update - m)  # waits for it, as Adam's do
@@ -237,14 +243,15 @@ class AdafactorOptimizer(Optimizer):
             new_v = v * decay + squared * mix
             return grad * mtf.rsqrt(new_v), [mtf.assign(v, new_v)]
         d0, d1 = factored
-        vr, vc = self._slot(var, "vr", var.shape - d1), self._slot(var, "vc", var.shape - d0)
+        # Row means are over the largest dimension, as in checkpoints of the classic.
+        vr, vc = self._slot(var, "vr", var.shape - d0), self._slot(var, "vc", var.shape - d1)
         # Means instead of the paper's sums: only quotients of rows and columns matter, and means do
         # not grow with the matrix.
-        new_vr = vr * decay + mtf.reduce_mean(squared, reduced_dim=d1) * mix
-        new_vc = vc * decay + mtf.reduce_mean(squared, reduced_dim=d0) * mix
+        new_vr = vr * decay + mtf.reduce_mean(squared, reduced_dim=d0) * mix
+        new_vc = vc * decay + mtf.reduce_mean(squared, reduced_dim=d1) * mix
         # V = R C / mean(R), but never as a matrix: two scalings of the gradient take no memory for
         # it.
-        long_term_mean = mtf.reduce_mean(new_vr, reduced_dim=d0)
+        long_term_mean = mtf.reduce_mean(new_vr, reduced_dim=d1)
         row, column = mtf.rsqrt(new_vr / long_term_mean), mtf.rsqrt(new_vc)
         return grad * row * column, [mtf.assign(vr, new_vr), mtf.assign(vc, new_vc)]
 

@@ -288,12 +288,14 @@ def decays(var: mtf.Variable, rate: float, excluded: NoDecay) -> bool:
       rate: the weight decay.
       excluded: regular expressions of names, a function of the variable, or None.
     """
-    if not rate or excluded is None:
-        return bool(rate)
     if callable(excluded):
-        return not excluded(var)
+        return bool(rate) and not excluded(var)
+    return _name_decays(var.name, rate, excluded)
+
+
+def _name_decays(name: str, rate: float, excluded: Optional[Sequence[str]]) -> bool:
     # Anywhere in the name, as in BERT: "bias" stands for all biases, in whichever scope.
-    return not any(re.search(pattern, var.name) for pattern in excluded)
+    return bool(rate) and not any(re.search(pattern, name) for pattern in excluded or ())
 
 
 @gin.configurable(module="mesh_tensorflow.optimize")
@@ -373,12 +375,16 @@ class AdamWeightDecayOptimizer(Optimizer):
         update = next_m / (mtf.sqrt(next_v) + self.epsilon)
         # Added to the update and not to the gradient, whose moments would otherwise contain it
         # (Loshchilov and Hutter, 2017).
-        if decays(var, self.weight_decay_rate, self.exclude_from_weight_decay):
+        if self._do_use_weight_decay(var.name):
             # Of the value in the dtype of activations, as in the classic: in bfloat16 it is a
             # rounded one, unlike in AdamW.
             update = mtf.cwise(self._with_decay, [update, mtf.to_float(var.value)])
         update *= scalar_like(self._rate_of(var), update)
         return [mtf.assign_sub(var, update), mtf.assign(m, next_m), mtf.assign(v, next_v)]
+
+    def _do_use_weight_decay(self, param_name: str) -> bool:
+        # A method of this name, as in the classic: subclasses of users override it.
+        return _name_decays(param_name, self.weight_decay_rate, self.exclude_from_weight_decay)
 
     def _rate_of(self, var: mtf.Variable) -> Rate:
         """Returns the learning rate of a variable."""

@@ -25,6 +25,7 @@ from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike
 from mesh_tensorflow._mesh.gspmd import GspmdMeshImpl
 from mesh_tensorflow._mesh.variables.store import value_key
 from mesh_tensorflow._stop_signals import deferred
+from mesh_tensorflow._watching import collecting, hand_over, told_to_user, unwatched, watch_key
 from mesh_tensorflow.pjrt._devices import (
     all_dtypes,
     device_mesh,
@@ -282,8 +283,10 @@ class CompiledProgram:
 
     Attributes:
       trace: what it is made from.
-      step: the compiled function. It takes a list of arguments, of keys, of the variables that it
-        only reads, and of those that it assigns to, and returns results and values of the last.
+      compiled: the function that XLA compiles. It takes a list of arguments, of keys, of the
+        variables that it only reads, and of those that it assigns to, and returns results and
+        values of the last.
+      step: the same, or one that TensorFlow runs where there are checks for NaNs.
       kept: the variables that it only reads, by name.
       assigned: those that it assigns to, by name.
     """
@@ -298,7 +301,7 @@ class CompiledProgram:
             for v in self.assigned.values()
             for sizes in (v.shape, v.sharding.shard_shape(v.shape))
         }
-        self.step = jax.jit(
+        self.compiled = jax.jit(
             self.call,
             in_shardings=_shardings(self.abstract()),
             out_shardings=(traced.results, _shardings(list(self.assigned.values()))),
@@ -306,15 +309,35 @@ class CompiledProgram:
             # are only read are apart from them, as what is donated is gone afterwards.
             donate_argnums=3,
         )
+        self.step: Callable[..., Any] = self._checked if traced.is_checked else self.compiled
 
     def call(self, arguments: list, keys: list, kept: list, assigned: list) -> tuple[list, list]:
         """Returns results, and new values of variables; see `step`."""
+        return self._called(self._program_of_cpus.call, arguments, keys, kept, assigned)
+
+    def _called(
+        self, program: Callable, arguments: list, keys: list, kept: list, assigned: list
+    ) -> tuple[list, list]:
         # In two groups, as only what is assigned to gives its memory away; the trace has one order.
         values = {**dict(zip(self.kept, kept)), **dict(zip(self.assigned, assigned))}
         variables = [values[name] for name in self.trace.variables]
-        results = list(self._program_of_cpus.call(*arguments, *keys, *variables))
+        results = list(program(*arguments, *keys, *variables))
         count = len(self.trace.results)
         return results[:count], results[count:]
+
+    def _checked(self, *groups: Sequence[Any]) -> tuple[list, list]:
+        """Returns what `step` does, after TensorFlow has computed it on a CPU of this process."""
+        # XLA has no checks between operations.
+        whole = [[gathered(x) if isinstance(x, jax.Array) else x for x in g] for g in groups]
+        with tf.device("cpu:0"), told_to_user(self.trace.node_names or None):
+            made = self._called(self._program_of_tensorflow, *whole)
+        where = self.trace.results, _shardings(list(self.assigned.values()))
+        results, new = ([placed(y.numpy(), s) for y, s in zip(*pair)] for pair in zip(made, where))
+        return results, new
+
+    @functools.cached_property
+    def _program_of_tensorflow(self) -> Any:
+        return tf.function(self.trace.function, autograph=False)
 
     @functools.cached_property
     def _program_of_cpus(self) -> jax_export.Exported:
@@ -391,10 +414,11 @@ class CompiledFunction:
             raise self._traced("a tf.function, or the function of an mtf.pjrt.function")
         if any(isinstance(x, Tracer) for x in jax.tree_util.tree_leaves((args, named))):
             raise self._traced("jax.jit, jax.grad or jax.vmap")
+        watched = watch_key()
         # From the arrays that a step takes to those that it returns: a step of another thread would
         # be given memory that this one has given away.
         with self.store.lock:
-            program, arrays = self.program(args, named)
+            program, arrays = self._program(args, named, watched)
             kept, assigned = self._variables(program)
             arguments = program.not_given_away(_placed(arrays, program.trace.arguments))
             with all_dtypes():
@@ -407,9 +431,14 @@ class CompiledFunction:
                     if any(isinstance(y, Tracer) for y in [*results, *new]):
                         raise self._traced("jax.jit")
                     self.store.update(list(program.assigned), new)
-        return tf.nest.map_structure(
+        returned = tf.nest.map_structure(
             lambda number: None if number is None else results[number], program.trace.structure
         )
+        if watched is None:
+            return returned
+        returned, collected = returned
+        hand_over(collected)
+        return returned
 
     def _traced(self, by: str) -> ValueError:
         return ValueError(
@@ -457,30 +486,36 @@ class CompiledFunction:
         program, _ = self.program(args, named)
         with all_dtypes():
             # Of shapes alone: no variable has to be there, nor a device to have it on.
-            traced = program.step.trace(*program.abstract())
+            traced = program.compiled.trace(*program.abstract())
             # Named, since an abstract mesh has no devices that would tell the platform.
             lowered = traced.lower(lowering_platforms=(jax.default_backend(),))
             return Lowered(lowered, self.mesh_impl.shape)
 
     def program(self, args: tuple, named: dict) -> tuple[CompiledProgram, list[Any]]:
         """Returns the program for arguments, and those of them that are arrays."""
+        with unwatched():
+            return self._program(args, named, None)
+
+    def _program(self, args: tuple, named: dict, watched: Any) -> tuple[CompiledProgram, list[Any]]:
+        """Returns the same; with checks, and what is collected, for a `watch_key`."""
         leaves, structure = jax.tree_util.tree_flatten((args, named))
         arrays = [_array(leaf) for leaf in leaves if _is_array(leaf)]
         kinds = tuple(_kind(leaf) for leaf in leaves)
-        key = (structure, kinds)
+        key = (structure, kinds, watched)
         with self.store.lock:
             # Under the lock, or two threads would both build it. It is kept when it is whole:
             # Ctrl-C leaves none with a part missing.
             if key not in self._programs:
-                self._programs[key] = CompiledProgram(self._trace(leaves, structure))
+                fn = self.fn if watched is None else collecting(self.fn)
+                self._programs[key] = CompiledProgram(self._trace(fn, leaves, structure))
             return self._programs[key], arrays
 
-    def _trace(self, leaves: Sequence[Any], structure: Any) -> Trace:
+    def _trace(self, fn: Callable[..., Any], leaves: Sequence[Any], structure: Any) -> Trace:
         def program(tensors: Sequence[tf.Tensor]) -> Any:
             remaining = iter(tensors)
             given = [next(remaining) if _is_array(leaf) else leaf for leaf in leaves]
             args, named = jax.tree_util.tree_unflatten(structure, given)
-            return self.fn(*args, **named)
+            return fn(*args, **named)
 
         specs = [
             tf.TensorSpec(leaf.shape, tf.as_dtype(leaf.dtype)) for leaf in leaves if _is_array(leaf)

@@ -22,6 +22,12 @@ from mesh_tensorflow._mesh.gspmd import annotating, current_compilation
 from mesh_tensorflow._mesh.random_values import key_is_of_step, new_key
 from mesh_tensorflow._mesh.step_inputs import GlobalSteps, read_before_increments
 from mesh_tensorflow._mesh.variables.checkpoint_files import ShardedVariable
+from mesh_tensorflow._watching import (
+    collecting,
+    collectors,
+    hand_over,
+    nan_checks_in_force,
+)
 from mesh_tensorflow.pjrt._devices import driving, process_count
 from mesh_tensorflow.pjrt._programs import (
     Description,
@@ -423,10 +429,11 @@ def in_session(
     building = _Building(tf.get_default_graph())
     structure: list[Any] = []
     steps = GlobalSteps()
+    watched = bool(collectors())
 
     def traced(*arguments: tf.Tensor) -> list[tf.Tensor]:
         with annotating(building), steps.in_program():
-            results = computation(*arguments)
+            results = (collecting(computation) if watched else computation)(*arguments)
         # Only tensors leave a function. The structure that they are in, and which are operations,
         # leave it by this list.
         structure.append(results)
@@ -457,7 +464,11 @@ def in_session(
         # For an operation, one is given back, whose run does all of the program.
         return y.op if isinstance(inside, tf.Operation) else y
 
-    return tf.nest.map_structure(result_of, structure[-1])
+    returned = tf.nest.map_structure(result_of, structure[-1])
+    if watched:
+        returned, collected = returned
+        hand_over(collected)
+    return returned
 
 
 def _as_tensor(result: Any) -> tf.Tensor:
@@ -572,4 +583,5 @@ def _description(
         # Of results alone: the new value of a variable is laid out as the variable is.
         result_layouts=[axes(building.layout(y)) for y in part.computed],
         assigned=part.assigned,
+        is_checked=nan_checks_in_force() is not None,
     )

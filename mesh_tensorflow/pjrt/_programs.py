@@ -107,6 +107,7 @@ class Description:
       fetches: the names of its results, and then of new values of variables.
       result_layouts: the layout of each result, or None.
       assigned: the names of the variables with new values.
+      is_checked: whether it has checks for NaNs, for which TensorFlow runs it, and not XLA.
     """
 
     mesh: Sequence[tuple[str, int]]
@@ -117,6 +118,7 @@ class Description:
     fetches: Sequence[str]
     result_layouts: Sequence[Layout]
     assigned: Sequence[str]
+    is_checked: bool
 
     def plain(self) -> dict[str, Any]:
         """Returns it as what JSON can say."""
@@ -205,6 +207,7 @@ class _CompiledProgram:
             ],
             {name: self.variables[name] for name in own},
             told.assigned,
+            is_checked=told.is_checked,
         )
 
 

@@ -21,6 +21,7 @@ from mesh_tensorflow._core.layout import TensorLayout
 from mesh_tensorflow._mesh.gspmd import Compilation, GspmdMeshImpl, annotating
 from mesh_tensorflow._mesh.random_values import key_is_of_step, new_key
 from mesh_tensorflow._quiet import not_advised
+from mesh_tensorflow._watching import NodeNames, names_in_current_graph, nan_checks_in_force
 from mesh_tensorflow.pjrt._devices import AnyMesh, described, sharding
 
 if TYPE_CHECKING:
@@ -217,6 +218,8 @@ class Trace:
       draw_keys: returns the keys of a step.
       values: the variables within the program, by name.
       structure: what the function returns, with a number for each result.
+      is_checked: whether it has checks for NaNs, for which TensorFlow runs it, and not XLA.
+      node_names: the tables by which its errors are told.
     """
 
     function: Callable[..., Any]
@@ -228,6 +231,8 @@ class Trace:
     draw_keys: Callable[[], Sequence[Any]] = list
     values: Mapping[str, ValueOfVariable] = dataclasses.field(default_factory=dict)
     structure: Any = None
+    is_checked: bool = False
+    node_names: Sequence[NodeNames] = ()
 
 
 def trace(
@@ -251,11 +256,13 @@ def trace(
     """
     building = _Building(mesh_impl, store)
     inputs: list[tf.Tensor] = []
+    node_names: list[NodeNames] = []
 
     def build() -> list[tf.Tensor]:
         inputs.extend(tf.placeholder(spec.dtype, spec.shape) for spec in specs)
         with store.scope(), annotating(building):
             returned = program(inputs)
+        node_names.extend(names_in_current_graph())
         return building.complete(returned)
 
     with within(_current, building):
@@ -275,6 +282,8 @@ def trace(
         _key_function(building.seeds),
         variables,
         building.structure,
+        nan_checks_in_force() is not None,
+        node_names,
     )
 
 

@@ -22,8 +22,9 @@ from mesh_tensorflow._mesh.variables.store import VariableStore
 from mesh_tensorflow._pjrt import pjrt
 from mesh_tensorflow._progress import Progress
 from mesh_tensorflow.auto_mtf.hardware import Hardware
-from mesh_tensorflow.auto_mtf.measured import Auto
+from mesh_tensorflow.auto_mtf.measured import Auto, check_one_process
 from mesh_tensorflow.checkpoint import CheckpointError, Resize, fault_of
+from mesh_tensorflow.estimator.processes import in_cluster
 from mesh_tensorflow.ops import Precision
 from mesh_tensorflow.optimize import ExponentialMovingAverage
 from mesh_tensorflow.train._data import AnyDataset, Features, Part, Source, opened, source_of
@@ -410,7 +411,7 @@ def fit(
     mesh = Given(mesh_shape, layout, devices, simd, mesh_impl, *stored, uneven, jit_compile)
     # Before the data, as it says which rows of each batch this process reads.
     placing = placing_of(mesh)
-    _check_several(placing, average, seed, auto)
+    _check_several(placing, average, seed)
     placing, is_timed = compiled_or_not(placing, jit_compile)
     features, source = _features_and_source(data, dims, placing, shuffle, seed)
     _check_kind(model, mesh, auto, store)
@@ -512,6 +513,10 @@ def _layout_or_auto(
     auto = Auto() if layout == "auto" else layout
     if not isinstance(auto, Auto):
         return auto, None
+    # Within run_cluster, one process runs the program of all. Elsewhere each would choose for
+    # itself, and processes in two layouts wait for each other forever.
+    if not in_cluster():
+        check_one_process('fit: layout="auto"')
     if mesh_impl is not None and not isinstance(mesh_impl, str):
         raise ValueError(
             f"fit: layout={layout!r} is given besides mesh_impl, which has a layout. Give "
@@ -520,15 +525,8 @@ def _layout_or_auto(
     return "", auto
 
 
-def _check_several(
-    placing: Placing, average: Any, seed: Optional[int], auto: Optional[Auto]
-) -> None:
+def _check_several(placing: Placing, average: Any, seed: Optional[int]) -> None:
     """Raises ValueError for arguments that several processes can't have."""
-    if placing.cluster is not None and auto is not None:
-        raise ValueError(
-            'fit: layout="auto" tries layouts in one process only. Let one process choose it, on a '
-            "mesh of this shape (Result.layout), or mtf.auto_mtf.layout without running anything"
-        )
     if placing.cluster is not None and average is not None:
         raise ValueError(
             "fit: average is offered in one process only: several have one copy of the weights, "

@@ -203,6 +203,31 @@ def test_print_solution(capsys):
     printed = capsys.readouterr().out
     assert "  x_(c:m) = 1\n" in printed and "  x_(a:m) = 0\n" in printed
     assert "Minimize: " in printed and "Objective value: -2" in printed
+    with pytest.raises(TypeError, match="a CpModel of OR-Tools, but is"):
+        auto_mtf.print_cp_model_solution.print_solution(graph, None)
+
+
+@pytest.mark.parametrize(
+    "objective, expected",
+    [
+        (lambda m, x, y: m.Minimize(3 * x - 2 * y + 7), "Minimize: 3*x - 2*y + 7\n -1"),
+        (lambda m, x, y: m.Maximize(2 * x + y - 1), "Maximize: 2*x + 1*y - 1\n 5"),
+        (lambda m, x, y: m.Maximize(0.5 * x + y), "Maximize: 0.5*x + 1*y\n 4.5"),
+    ],
+)
+def test_print_solution_of_a_model_of_or_tools(objective, expected, capsys):
+    """As programs for the classic, which had OR-Tools for its solver, could print theirs."""
+    cp_model = pytest.importorskip("ortools.sat.python.cp_model", reason="needs ortools")
+    model, solver = cp_model.CpModel(), cp_model.CpSolver()
+    x, y = model.NewBoolVar("x"), model.NewIntVar(0, 4, "y")
+    model.Add(x + y <= 4 + model.NewBoolVar(""))
+    objective(model, x, y)
+    assert solver.Solve(model) == cp_model.OPTIMAL
+    auto_mtf.print_cp_model_solution.print_solution(model, solver)
+    printed = capsys.readouterr().out
+    text, value = expected.split("\n")
+    assert f"  x = {solver.Value(x)}\n  y = {solver.Value(y)}\n{text}\n" in printed
+    assert f"Objective value:{value} (CpSolver)" in printed
 
 
 def test_errors(monkeypatch):

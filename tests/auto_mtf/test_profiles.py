@@ -155,6 +155,46 @@ def test_steps_are_measured_with_the_threads_of_their_layouts(simd, monkeypatch)
     assert opened == layouts and min(times) > 0
 
 
+def test_what_is_timed_is_computed_as_often_as_it_says(monkeypatch):
+    """Side by side, repetitions are equal operations, which TensorFlow would compute once."""
+    monkeypatch.setattr(profiles, "cores", lambda: 1)
+    parts, machine = dense(), profiles.Processors(SHAPE, CPUS)
+    [op] = [op for op in parts.graph.operations if op.name == "a/einsum"]
+    timed = profiles._Timed(
+        "", 1e-3 / 5, 1.0, "batch:rows;h:cols", "rows:rows;cols:cols", False, tuple(op.inputs),
+        lambda lowering: profiles._lower(op, lowering),
+    )  # fmt: skip
+    assert timed.repeats == 5
+    with tf.Graph().as_default() as made:
+        fetch = profiles._fetch(parts.graph, timed, machine, timed.repeats)
+        options, found = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), tf.RunMetadata()
+        with machine.session(made, timed.program, optimized=False) as session:
+            session.run(fetch, options=options, run_metadata=found)
+    run = [n.node_name for d in found.step_stats.dev_stats for n in d.node_stats]
+    products = {name for name in run if name.split("/")[-1].startswith(("MatMul", "Einsum"))}
+    assert len(products) == 5 * 4, run
+
+
+def test_steps_that_are_timed_take_turns(monkeypatch):
+    """What slows the machine down for a while slows not all runs of one step down."""
+    now, ran = [0.0], []
+    monkeypatch.setattr(profiles.time, "perf_counter", lambda: now[0])
+
+    def step(name, seconds):
+        def run():
+            ran.append(name)
+            busy = 10 * seconds if 4 <= len(ran) <= 9 else 0.0
+            now[0] += seconds + busy
+
+        return run
+
+    seconds = {"a": 1e-3, "b": 2e-3, "c": 40.0}
+    least = profiles._least({name: step(name, took) for name, took in seconds.items()})
+    assert least == pytest.approx(seconds)
+    # Forth and back; what takes long is run twice.
+    assert "".join(ran) == "abc" + "cba" + "abba" * 3
+
+
 def test_an_explanation_says_what_was_timed(tmp_path):
     parts = dense(optimizer=mtf.optimize.SgdOptimizer(0.1))
     whole = estimator(parts, tmp_path / "profiles.json")

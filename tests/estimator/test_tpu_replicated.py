@@ -181,6 +181,50 @@ def test_an_export_is_of_a_model_for_one_device(tmp_path):
     assert tf.saved_model.contains_saved_model(path.decode())
 
 
+class OwnSpec(tpu.TPUEstimatorSpec):
+    """A spec of a user, which adds a prediction that is not of rows."""
+
+    def as_estimator_spec(self):
+        made = super().as_estimator_spec()
+        return made._replace(predictions={**made.predictions, "one": tf.constant(1)})
+
+
+def test_predictions_of_batches_that_are_not_full(tmp_path):
+    """Every batch has the same static size; what fills it up is in no prediction."""
+    seen = []
+
+    def checked(features, labels, mode, params, config):
+        if mode == "infer":
+            seen.append({k: v.shape.as_list() for k, v in features.items()})
+            assert labels is None and features["id"].dtype == tf.int64
+        spec = model_fn(features, labels, mode, params, config)
+        return OwnSpec(**spec._asdict())
+
+    def rows(count, batch=4):
+        def input_fn(params):
+            data = {"x": models.X[:count], "id": np.arange(count)}
+            return tf.data.Dataset.from_tensor_slices((data, models.Y[:count])).batch(batch)
+
+        return input_fn
+
+    trained = make(tmp_path, False)
+    trained.train(input_fn, max_steps=2)
+    expected = trained.predict(rows(12))
+    expected = [next(expected)["y"] for _ in range(12)]
+    for count in (10, 3, 8):
+        batches = list(
+            make(tmp_path, True, model_fn=checked).predict(rows(count), yield_single_examples=False)
+        )
+        assert seen.pop() == {"x": [4, 2], "id": [4]}
+        assert all(batch["one"] == 1 for batch in batches)
+        found = np.concatenate([batch["y"] for batch in batches])
+        np.testing.assert_allclose(found, expected[:count], rtol=1e-4)
+    fed = make(tmp_path, True).predict(rows(9), predict_keys=["x"])
+    np.testing.assert_array_equal([p["x"] for p in fed], models.X[:9])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="more rows than predict_batch_size=4"):
+        next(make(tmp_path, True).predict(rows(10, batch=5)))
+
+
 def test_errors(tmp_path):
     def too_large(features, labels, mode, params, config):
         del features, labels, config

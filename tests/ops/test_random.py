@@ -142,6 +142,15 @@ def test_runs_operations_and_seeds_differ():
             assert np.mean(x == y) < 0.01
 
 
+def test_zeros_are_seeds():
+    def build(mesh):
+        return mtf.random_uniform(mesh, [A, B], seed=0)
+
+    found = [run(build, seed=0, runs=2) for _ in range(2)]
+    np.testing.assert_array_equal(found[0], found[1])
+    assert not np.array_equal(*found[0])
+
+
 def test_equal_slices_are_equal_on_all_processors(tf_graph):
     tf.set_random_seed(3)
     graph = mtf.Graph()

@@ -332,6 +332,48 @@ def test_sizes_that_concatenations_have(mesh):
     assert mtf.split(x, x.shape.dims[1], [1, 3])[0].operation._output_sizes == [1, 3]
 
 
+class PaddedWith(mtf.PadOperation):
+    """Pads with another number; reads the sizes, the axis and the dimensions."""
+
+    def __init__(self, x, paddings, dim_name, value):
+        super().__init__(x, paddings, dim_name)
+        self._value = value
+
+    def gradient(self, grad_ys):
+        [x] = self.inputs
+        begin, size = self._paddings[0], x.shape.dims[self._axis].size
+        return [mtf.slice(grad_ys[0], begin, size, self._output_dim.name)]
+
+    def lower(self, lowering):
+        impl, [x] = lowering.mesh_impl(self), self.inputs
+        assert impl.tensor_dimension_to_mesh_axis(self._output_dim) is None
+        paddings = [[0, 0]] * x.shape.ndims
+        paddings[self._axis] = self._paddings
+        made = impl.slicewise(
+            lambda t, p: tf.pad(t, p, constant_values=self._value), lowering.tensors[x], paddings
+        )
+        lowering.set_tensor_lowering(self.outputs[0], made)
+
+
+@pytest.mark.parametrize("layout", ["", "b:p"])
+def test_padding_with_another_number(mesh, layout):
+    x = imported(mesh)
+    y = PaddedWith(x, [1, 2], "d", -3.0).outputs[0]
+    [dx] = mtf.gradients([mtf.reduce_sum(mtf.square(y))], [x])
+    found, gradient = values(mesh.graph, {mesh: placed(layout)}, y, dx)
+    np.testing.assert_array_equal(found, np.pad(X, [[0, 0], [1, 2]], constant_values=-3.0))
+    np.testing.assert_array_equal(gradient, 2 * X)
+
+
+def test_fields_of_ranges_and_windows(mesh):
+    x = imported(mesh)
+    part = mtf.slice(x, 1, 2, "d").operation
+    assert (part._begin, part._axis, part._slice_dim) == (1, 1, mtf.Dimension("d", 2))
+    images = mtf.zeros(mesh, "b:1,h:4,w:6,c:2")
+    pooled = mtf.PoolOperation(images, [2, 3], [2, 3], "MAX_2D")
+    assert list(pooled._ksize) == list(pooled._strides) == [2, 3]
+
+
 # -- several meshes
 
 

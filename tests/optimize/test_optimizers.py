@@ -191,3 +191,45 @@ def test_momentum_moves_by_the_last_velocity(tf_graph):
         session.run(lowering.copy_slices_to_masters())
         values = session.run(model.variables[0].get_master())
     np.testing.assert_allclose(values, np.full(values.shape, w), rtol=1e-6)
+
+
+class NoDecay(optimize.AdamWeightDecayOptimizer):
+    """Decides by name, in the method that the classic has for it."""
+
+    def _do_use_weight_decay(self, param_name):
+        return param_name.endswith("/w")
+
+
+class OwnScale(optimize.AdafactorOptimizer):
+    """Overrides what the classic has as methods: default rates, factors, the scale."""
+
+    def _learning_rate_default(self, multiply_by_parameter_scale):
+        return tf.constant(0.25)
+
+    def _decay_rate_default(self):
+        return tf.constant(0.0)
+
+    def _factored_dims(self, shape):
+        dims = super()._factored_dims(shape)
+        assert dims == (SHAPE.dims[1], SHAPE.dims[2])  # the largest first
+        return dims
+
+    def _parameter_scale(self, var):
+        return mtf.reduce_max(var) * 4.0
+
+
+@pytest.mark.parametrize("optimizer, expected", [(NoDecay(0.5, 0.2), 0.5 * 0.2), (OwnScale, 1.0)])
+def test_methods_that_subclasses_override(optimizer, expected, tf_graph):
+    model = Model()
+    made = optimizer() if callable(optimizer) else optimizer
+    w = model.variables[0]
+    # No gradient but a decay; or one of ones, whose quotient by its root mean square is 1.
+    grad = (mtf.ones_like if optimizer is OwnScale else mtf.zeros_like)(w.value)
+    updates = made.apply_grad(grad, w)
+    impl = mtf.placement_mesh_impl.PlacementMeshImpl("", "", [""])
+    lowering = mtf.Lowering(model.graph, {model.mesh: impl})
+    with tf.Session() as session:
+        session.run([tf.global_variables_initializer()])
+        session.run([lowering.lowered_operation(op) for op in updates])
+        found = session.run(lowering.export_to_tf_tensor(w.value))
+    np.testing.assert_allclose(found, 1.0 - expected, rtol=1e-6, atol=1e-6)

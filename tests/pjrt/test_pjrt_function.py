@@ -239,6 +239,58 @@ def test_a_function_is_of_use_after_a_first_call_that_failed(zero):
     np.testing.assert_array_equal(product(np.ones([4, 8], np.float32), False), [8] * 4)
 
 
+@pytest.mark.parametrize("stored", [{}, {"zero": 3, "zero_axis": "rows"}])
+def test_the_first_nan(stored):
+    """Checks say which part of the mesh; a step that fails leaves variables as they were."""
+
+    @mtf.pjrt.function(mesh_shape=MESH, layout="a:rows,b:cols", **stored)
+    def step(x):
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        w = mtf.get_variable(mesh, "w", "b:4,c:2", initializer=tf.ones_initializer())
+        x = mtf.import_tf_tensor(mesh, x, "a:4,b:4")
+        y = mtf.log(x * mtf.reduce_mean(w, output_shape="b:4"), name="logarithm")
+        updated = mtf.assign_add(w, mtf.broadcast(mtf.reduce_mean(y, output_shape="b:4"), w.shape))
+        lowering = mtf.Lowering(mesh.graph, {mesh: mtf.pjrt.mesh_impl()})
+        with tf.control_dependencies([lowering.lowered_operation(updated)]):
+            return lowering.export_to_tf_tensor(mtf.reduce_sum(y))
+
+    good, bad = np.full([4, 4], 2, np.float32), np.full([4, 4], 2, np.float32)
+    bad[3, 0] = -1
+    with mtf.debug.nan_checks():
+        for _ in range(2):
+            with pytest.raises(mtf.debug.NonFiniteError) as caught:
+                step(bad)
+        checked = [float(step(good)) for _ in range(2)]
+        assert step.lower(good).collectives()  # of what XLA compiles
+    text = str(caught.value)
+    assert re.search(r"NaN in logarithm:0 .*slice is a \d:4, b 0:\d", text), text
+    assert "input " in text and __file__ in text
+    w = step.store.array("w")
+    assert w.sharding.shard_shape(w.shape) == (2, 1 if stored else 2)
+    compiled = mtf.pjrt.function(step.fn, mesh_shape=MESH, layout="a:rows,b:cols")
+    np.testing.assert_allclose(checked, [float(compiled(good)) for _ in range(2)], rtol=1e-6)
+    np.testing.assert_allclose(w, compiled.store.array("w"), rtol=1e-6)
+    assert np.isnan(step(bad))
+
+
+def test_collected_values():
+    @mtf.pjrt.function(mesh_shape=MESH, layout="a:rows,b:cols")
+    def squares(x):
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        y = mtf.square(mtf.import_tf_tensor(mesh, x, "a:4,b:4"), name="squared")
+        lowering = mtf.Lowering(mesh.graph, {mesh: mtf.pjrt.mesh_impl()})
+        return {"total": lowering.export_to_tf_tensor(mtf.reduce_sum(y))}
+
+    x = np.arange(16, dtype=np.float32).reshape(4, 4)
+    for factor in (1, 3):
+        with mtf.debug.collect("squared") as whole, mtf.debug.collect("squared", 2) as part:
+            assert float(squares(x * factor)["total"]) == 1240 * factor**2
+            assert len(squares.lower(x).compiled.in_avals[0][0]) == 1  # of the program itself
+        np.testing.assert_array_equal(whole["squared"], x * x * factor**2)
+        np.testing.assert_array_equal(part["squared"], (x * x * factor**2)[2:, :2])
+    assert list(squares(x)) == ["total"]
+
+
 def test_variables_outside_of_functions():
     with mtf.pjrt.ArrayStore().scope(), pytest.raises(ValueError, match="call it while that"):
         mtf.get_variable(mtf.Mesh(mtf.Graph(), "mesh"), "v", "a:4")

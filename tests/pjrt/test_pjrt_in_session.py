@@ -155,6 +155,24 @@ def stepping(change, after=None):
     return program
 
 
+def test_collected_values(tf_graph):
+    x = np.arange(16, dtype=np.float32).reshape(4, 4)
+
+    def program(x):
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        y = mtf.square(mtf.import_tf_tensor(mesh, x, "a:4,b:4"), name="squared")
+        impl = mtf.GspmdMeshImpl("rows:2,cols:2", "a:rows,b:cols")
+        return mtf.Lowering(mesh.graph, {mesh: impl}).export_to_tf_tensor(mtf.reduce_sum(y))
+
+    with mtf.debug.collect("squared") as whole, mtf.debug.collect("squared", 2) as part:
+        total = mtf.pjrt.in_session(program, [tf.constant(x)])
+    with tf.Session() as session:
+        found = session.run([total, whole["squared"], part["squared"]])
+    assert found[0] == 1240
+    np.testing.assert_array_equal(found[1], x * x)
+    np.testing.assert_array_equal(found[2], (x * x)[2:, :2])
+
+
 def test_none_stays_none(tf_graph):
     tf.train.get_or_create_global_step()
     made = mtf.pjrt.in_session(stepping(lambda step: None, lambda step: {"nothing": [None]}))

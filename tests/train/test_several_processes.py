@@ -14,7 +14,7 @@ from helpers.train import linear, odd_sizes, several
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import launch
-from mesh_tensorflow._processes.processes import check_described
+from mesh_tensorflow._processes.processes import check_described, variables_for
 from mesh_tensorflow.train._placing import Placing, find_cluster
 
 
@@ -80,6 +80,16 @@ def test_processes_that_do_not_fit(monkeypatch):
     impl = mtf.placement_mesh_impl.PlacementMeshImpl("", "", ["cpu:0"])
     with pytest.raises(ValueError, match=r"fit: there are 3 processes"):
         linear.fit(1, mesh_impl=impl)
+
+
+@pytest.mark.parametrize("runtime, impl", [("tensorflow", "simd"), ("pjrt", "pjrt")])
+def test_each_process_would_choose_a_layout_of_its_own(runtime, impl, monkeypatch):
+    """Their times differ; an error before any server is started, which would wait for the other."""
+    for name, value in variables_for(["127.0.0.1:1", "127.0.0.1:2"], 1, runtime).items():
+        monkeypatch.setenv(name, value)
+    for layout in ("auto", mtf.auto_mtf.Auto(seconds=5)):
+        with pytest.raises(ValueError, match=r'fit: layout="auto" tries .*only, and there are 2'):
+            linear.fit(1, mesh_shape="rows:2", layout=layout, mesh_impl=impl)
 
 
 @pytest.mark.parametrize(

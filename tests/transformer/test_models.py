@@ -64,6 +64,24 @@ def test_loss(mode, z_loss, smoothing):
     np.testing.assert_allclose(values["loss"], expected, rtol=1e-5)
 
 
+class TwiceTheLoss(transformer.Unitransformer):
+    """A model of a user, with a loss in the method that the classic has for it."""
+
+    def _compute_loss(self, context, logits, targets, output_vocab_dim):
+        return 2.0 * super()._compute_loss(context, logits, targets, output_vocab_dim)
+
+
+@pytest.mark.parametrize(
+    "loss_fn", [None, lambda model, context, logits, *rest: mtf.reduce_mean(mtf.square(logits))]
+)
+def test_a_loss_that_a_subclass_overrides(loss_fn):
+    once, twice = (
+        run(models.language_model(gradients=False, loss_fn=loss_fn, cls=cls))["loss"]
+        for cls in (transformer.Unitransformer, TwiceTheLoss)
+    )
+    np.testing.assert_allclose(twice, 2 * once, rtol=1e-6)
+
+
 def test_loss_on_targets_only():
     ids = some_ids(low=1)
     ends_before = np.cumsum(ids == 1, axis=1) - (ids == 1)

@@ -29,7 +29,7 @@ from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.layout import TensorLayout, slice_coordinates, slice_sizes, storing
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._mesh.devices import compiling, is_compiled_whole
-from mesh_tensorflow._mesh.random_values import initial_value
+from mesh_tensorflow._mesh.random_values import Calls, initial_value, keys_by_call
 from mesh_tensorflow._mesh.slice_functions import (
     combine_slices,
     in_own_memory,
@@ -374,6 +374,7 @@ class _Known:
         # Variables that a trace made which then failed, and that nothing has used since.
         self.unclaimed: set[str] = set()
         self.values: Mapping[str, Any] = {}  # what variables that are made later begin with
+        self.calls: list[Calls] = []  # of functions that XLA compiles, by which seeds are respected
 
 
 class VariableStore(tf2.Module):
@@ -477,12 +478,15 @@ class VariableStore(tf2.Module):
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: Any
     ) -> Mapping[str, Any]:
-        """Returns the whole variables for checkpoints; the slices for SavedModels."""
+        """Returns the whole variables for checkpoints; for SavedModels, what functions capture."""
         children = dict(super()._trackable_children(save_type, **kwargs))
         if save_type == "checkpoint":
             # Slices would make a file depend on the layout: it gets whole variables in their place.
             del children["_by_name"]
             children[SLICES] = self._known.saved
+        else:
+            numbers = enumerate(calls.variable for calls in self._known.calls)
+            children.update({f"calls_{i}": variable for i, variable in numbers})
         return children
 
     def _lookup_dependency(self, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -784,6 +788,18 @@ def _given_back_on_error() -> Iterator[None]:
         raise
 
 
+@contextlib.contextmanager
+def _numbering_calls(store: VariableStore) -> Iterator[None]:
+    """Context of a trace for XLA, whose seeded random values depend on the number of a call."""
+    calls = Calls()
+    with keys_by_call(calls):
+        yield
+    if calls.variable is not None:
+        calls.end()
+        # A SavedModel has what its functions capture, and the store outlives traces.
+        store._known.calls.append(calls)
+
+
 # A trace is found by its arguments. TensorFlow takes Python values for the same argument if they
 # are equal; 1, True and 1.0 are, and 0.0 and -0.0, and programs do different things with them, so
 # that the keys here tell them apart.
@@ -934,11 +950,13 @@ def function(fn: Optional[Callable[..., Any]] = None, **kwargs: Any) -> Any:
         whole = is_compiled_whole() or bool(kwargs.get("jit_compile"))
         whole = whole and nan_checks_in_force() is None and not tf.executing_eagerly()
         with _given_back_on_error(), store.scope(), storing(**stored), compiling(whole):
-            result = fn(*args, **named)
+            with _numbering_calls(store) if whole else contextlib.nullcontext():
+                result = fn(*args, **named)
         tables.extend(names_in_current_graph())
         return result
 
     traced = tf2.function(within_store, **kwargs)
+    of_xla = tf2.function(within_store, **kwargs)  # traces within a function that XLA compiles
     # A signature has no place for Python values.
     told = original if "input_signature" in kwargs else told_apart
     watched: dict[Any, Any] = {}  # the same, with checks and further results; see mtf.debug
@@ -946,10 +964,12 @@ def function(fn: Optional[Callable[..., Any]] = None, **kwargs: Any) -> Any:
     @functools.wraps(fn)
     def call(*args: object, **named: object) -> Any:
         key = watch_key()
+        if tf.executing_eagerly():
+            Calls.begin_anew_if_seeded()
         args, named = told((args, named))
         try:
             if key is None:
-                return traced(*args, **named)
+                return (of_xla if is_compiled_whole() else traced)(*args, **named)
             if key not in watched:
                 checked = {} if nan_checks_in_force() is None else {"jit_compile": None}
                 watched[key] = tf2.function(collecting(within_store), **{**kwargs, **checked})

@@ -219,6 +219,7 @@ class PoolOperation(_Pooling):
                 f"{x.name} {x.shape}. Lengthen it with mtf.pad, or cut it with mtf.slice",
                 key=f"rest of {dims_text(rest)} by {self._ksize}",
             )
+        self._strides = self._ksize
         self._pool_fn_string = pool_fn_string
         super().__init__([x], name=name or "pool")
         self._outputs = [Tensor(self, _pooled_shape(x.shape, self._ksize), x.dtype)]
@@ -227,7 +228,7 @@ class PoolOperation(_Pooling):
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Returns the pooling operation's backpropagation."""
         x, y, dy = self._inputs[0], self._outputs[0], gradient_of_output(grad_ys)
-        return [pool_backprop(x, y, dy, self._ksize, self._ksize, self._pool_fn_string)]
+        return [pool_backprop(x, y, dy, self._ksize, self._strides, self._pool_fn_string)]
 
     def lower(self, lowering: mtf.Lowering) -> None:
         """Pools slice by slice; the rest of a window at the end of a slice comes from the next."""

@@ -51,13 +51,14 @@ class _RangeOperation(Operation):
     """Elements of one dimension in their order, from a place that may be outside of it."""
 
     takes_padding = True
-    costs_by = ("_dim", "_first")
+    costs_by = ("_dim", "_begin")
 
-    def __init__(self, x: Tensor, dim: Dimension, first: int, size: int, name: str):
+    def __init__(self, x: Tensor, dim: Dimension, begin: int, size: int, name: str):
         super().__init__([x], name=name)
-        self._dim, self._first = dim, first  # where the range begins, in the input
+        self._dim, self._begin = dim, begin  # where the range begins, in the input
         self._axis = x.shape.dims.index(dim)
         self._outputs = [Tensor(self, _resized(x.shape, self._axis, size), x.dtype)]
+        self._output_dim = self._outputs[0].shape[self._axis]
 
     def _unsplittable(self) -> Iterable[str]:
         # A search of layouts leaves it whole, as the classic's does.
@@ -65,10 +66,10 @@ class _RangeOperation(Operation):
 
     def _halo(self, mesh_impl: MeshImpl) -> Halo:
         """Returns what the slices of the output need of those of the input."""
-        new_dim = self._outputs[0].shape[self._axis]
+        new_dim = self._output_dim
         # Nothing is taken from outside, but next to padding: there, numbers of the program.
-        inside = 0 <= self._first <= self._dim.size - new_dim.size
-        return halo(mesh_impl, self._axis, self._dim, new_dim, before=-self._first, wrap=inside)
+        inside = 0 <= self._begin <= self._dim.size - new_dim.size
+        return halo(mesh_impl, self._axis, self._dim, new_dim, before=-self._begin, wrap=inside)
 
     def needs_whole(self, mesh_impl: MeshImpl) -> Collection[str]:
         """Returns the dimension if its elements move by more than a slice."""
@@ -108,18 +109,19 @@ class SliceOperation(_RangeOperation):
                 f"{dims_text([dim])} of {x.name} {x.shape}"
             )
         super().__init__(x, dim, begin, size, name or "slice")
+        self._slice_dim = self._output_dim  # its name in the classic, for subclasses of users
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Pads dy with zeros where nothing was taken."""
         # x[begin + i] is y[i], so dx is dy with zeros on both sides.
-        after = self._dim.size - self._first - self._outputs[0].shape[self._axis].size
-        return [pad(gradient_of_output(grad_ys), [self._first, after], self._dim.name)]
+        after = self._dim.size - self._begin - self._outputs[0].shape[self._axis].size
+        return [pad(gradient_of_output(grad_ys), [self._begin, after], self._dim.name)]
 
     def lower(self, lowering: mtf.Lowering) -> None:
         """Slices along the dimension."""
         # Of the slice: a processor takes all of its part of dimensions that are split.
         sizes = lowering.mesh_impl(self).slice_shape(self.outputs[0].shape)
-        begin = [self._first if axis == self._axis else 0 for axis in range(len(sizes))]
+        begin = [self._begin if axis == self._axis else 0 for axis in range(len(sizes))]
         self._lower_range(lowering, lambda t: tf.slice(t, begin, sizes))
 
 

@@ -247,6 +247,17 @@ class Unitransformer:
         # Without the ensemble: losses of members add up, and each learns as it would alone.
         return float((targets.shape - self.ensemble_dims).size * num_microbatches)
 
+    def _compute_loss(
+        self,
+        context: Context,
+        logits: mtf.Tensor,
+        targets: mtf.Tensor,
+        output_vocab_dim: mtf.Dimension,
+    ) -> mtf.Tensor:
+        # A method of this name, as in the classic: subclasses of users call and override it.
+        loss_fn = self._loss_fn or loss_from_logits
+        return loss_fn(self, context, logits, targets, output_vocab_dim)
+
     def _call_internal(
         self, context: Context, inputs: mtf.Tensor, targets: Optional[mtf.Tensor] = None
     ) -> mtf.Tensor:
@@ -295,9 +306,8 @@ class Unitransformer:
             if self.logits_soft_cap is not None:
                 logits = soft_capped(logits, self.logits_soft_cap)
             if targets is not None and context.losses is not None:
-                loss_fn = self._loss_fn or loss_from_logits
                 targets = _for_ensemble(self, targets)
-                loss = loss_fn(self, context, logits, targets, vocab_dim)
+                loss = self._compute_loss(context, logits, targets, vocab_dim)
                 # Last in the list: the sum of all losses has the dtype of this one.
                 context.losses.append(loss)
             # After the loss, which is that of each member by itself.

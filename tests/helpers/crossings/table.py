@@ -62,8 +62,6 @@ RULES = [
     ("*", "compiled *", "logical CPUs|SIMD|pjrt|processes", "dash",
      "XLA compiles a step for one device, whose processors are merged: tests/train/test_compiled.py has the "
      "errors"),
-    ("dropout*|pipeline with dropout*", "compiled mtf.function", "*", "dash",
-     "XLA draws without TensorFlow's seeds; `fit` has keys of the step"),
     ("Print", "compiled *", "*", "dash", "what XLA compiles cannot print; a warning says so"),
     ("*", "eager|mtf.function|fit of a step", "processes", "dash",
      "such programs are those of one process; several run SIMD programs in sessions, or pjrt's"),
@@ -83,7 +81,7 @@ RULES = [
      "they evaluate the weights of a checkpoint or a store; `fit` knows which are averages"),
     ("evaluation*", "session|pjrt.function", "processes", "dash",
      "what several processes evaluate is a program as that of a step"),
-    ("Print|nan_checks*", "pjrt.function", "processes", "dash", "XLA runs the program whole"),
+    ("Print", "pjrt.function", "processes", "dash", "XLA runs the program whole"),
     ("*", "eager|mtf.function|fit of a step", "SIMD", "error",
      "replicate makes programs of tf.compat.v1 graphs: call it within"),
     ("*", "eager|mtf.function|fit of a step", "pjrt", "error",
@@ -106,7 +104,6 @@ RULES = [
      "what is recorded in a tf.function is a tensor of that function: return it as a metric"),
     ("Print", "pjrt.function", "*", "dash", "what XLA compiles cannot print"),
     ("Print", "*", "pjrt", "dash", "what XLA compiles cannot print; a warning says so"),
-    ("nan_checks*", "*", "pjrt", "dash", "XLA runs the program whole, and checks nothing between"),
     ("Operation that no*|convolution*|gather|while_loop|dropout in a loop", "utils.run", "*", "dash",
      "the layer is that of the other front ends; a transformer has no such dimension"),
 ]  # fmt: skip

@@ -88,12 +88,12 @@ def stack(layers=(Mix,), num_layers=2, cls=transformer.LayerStack, **kwargs):
     )  # fmt: skip
 
 
-def unitransformer(layer_stack=None, **kwargs):
+def unitransformer(layer_stack=None, cls=transformer.Unitransformer, **kwargs):
     arguments = {
         "d_model": DEPTH, "input_vocab_size": VOCAB, "output_vocab_size": VOCAB, "vocab_divisor": 16,
         "autoregressive": True, "max_length": LENGTH, **kwargs,
     }  # fmt: skip
-    return transformer.Unitransformer(layer_stack or stack(), **arguments)
+    return cls(layer_stack or stack(), **arguments)
 
 
 def bitransformer(**kwargs):
