@@ -119,6 +119,7 @@ class SimdProgram(Program):
                 self._zeros[key] = tf.zeros(sizes, dtype)
         return tf.get_variable(
             name,
+            dtype=dtype,  # where it is shared, TensorFlow would ask for float32
             initializer=self._zeros[key],
             trainable=trainable,
             collections=["TPU_VAR"],

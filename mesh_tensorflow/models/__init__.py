@@ -577,11 +577,12 @@ def from_pretrained(
     Args:
       path: a directory with config.json and safetensors files; or a GGUF file, whose weights are
         dequantized.
-      mesh_shape: the shape of the mesh.
+      mesh_shape: the shape of the mesh, such as "rows:2,cols:2"; one processor by default.
       layout: the layout rules, such as "heads:all,d_ff:all,vocab:all".
       devices: a device for each processor; by default the GPUs of the process, or its CPUs.
-      zero: the stage of ZeRO: 3 to store weights in parts.
-      zero_axis: the mesh dimension of ZeRO, or several joined by "+".
+      zero: the stage of ZeRO: 3 to store weights in parts, and gather each when it is used; 1 and 2
+        store those of optimizers alone, so that calls are as without it.
+      zero_axis: the mesh dimension of ZeRO, or several joined by "+"; not needed if there is one.
       uneven: whether all rules allow sizes that the mesh does not divide, as those do that end in
         "?", such as "heads:all?".
       dtype: "float32" or "bfloat16", of the weights in memory, and of activations.

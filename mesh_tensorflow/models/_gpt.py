@@ -124,7 +124,6 @@ _MUST_BE: dict[str, dict[str, Any]] = {
         "scale_attn_by_inverse_layer_idx": False,
     },
     "gpt_neo": {"tie_word_embeddings": True},
-    "gpt_neox": {"use_parallel_residual": True},
     "gptj": {"tie_word_embeddings": False, "rotary": True, "scale_attn_weights": True},
     # Its 350m alone has norms behind layers, and embeddings of fewer channels.
     "opt": {
@@ -150,7 +149,7 @@ def form_of(config: Config) -> Form:
       ValueError: a field has a value that is not known.
     """
     kind = config.get("model_type")
-    for field, value in _MUST_BE[kind].items():
+    for field, value in _MUST_BE.get(kind, {}).items():
         config.must_be(field, value)
     config.complete({"tie_word_embeddings": True, **_MISSING[kind]})
     fields = _FIELDS[kind]
@@ -203,7 +202,11 @@ def _parts(config: Config, kind: str, key_size: int) -> dict[str, Any]:
     older = {"partial_rotary_factor": config.real("rotary_pct")}
     older["rope_theta"] = config.real("rotary_emb_base", 10000.0)
     config.complete(older)
-    return {"by_heads": True, "parallel": True, "rotary": {0: rotary_of(config, key_size)}}
+    return {
+        "by_heads": True,
+        "parallel": config.is_true("use_parallel_residual", True),
+        "rotary": {0: rotary_of(config, key_size)},
+    }
 
 
 def _windows(config: Config) -> list[int]:

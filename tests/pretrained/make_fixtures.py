@@ -75,6 +75,10 @@ MODELS = {
         "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 5,
     }),
     "gpt_neox": ("GPTNeoX", {"num_attention_heads": 2, "rotary_pct": 0.5}),
+    "gpt_neox_serial": ("GPTNeoX", {
+        "num_attention_heads": 2, "use_parallel_residual": False, "tie_word_embeddings": True,
+        "attention_bias": False, "rotary_pct": 1.0,
+    }),
     "gptj": ("GPTJ", {"n_embd": 24, "n_layer": 2, "n_head": 2, "n_positions": 128, "rotary_dim": 4}),
     "opt": ("OPT", {"num_attention_heads": 4, "ffn_dim": 40, "word_embed_proj_dim": 24}),
 }  # fmt: skip

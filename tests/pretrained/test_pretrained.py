@@ -404,9 +404,11 @@ def test_ends_of_texts(tmp_path):
     assert none.generate(PROMPTS, 12) == free
 
 
-def test_bfloat16():
+@pytest.mark.parametrize("place", ["whole", "simd"])
+def test_bfloat16(place):
     wanted = expected("qwen3")
-    model = mtf.models.from_pretrained(FIXTURES / "qwen3", dtype="bfloat16")
+    model = mtf.models.from_pretrained(FIXTURES / "qwen3", dtype="bfloat16", **PLACES[place])
+    assert len(model.log_probs([[5, 9, 0]])[0]) == 2  # another program, with the same variables
     logits = model.logits(wanted["ids"])
     assert logits.dtype == tf.bfloat16
     error = np.abs(logits.numpy().astype(np.float32) - wanted["logits"])
