@@ -117,8 +117,8 @@ FAULTS = [
     ),
     Fault(
         "ops/_movement/split_concat.py",
-        "pad(gradient_of_output(grad_ys), [self._first, after], self._dim.name)",
-        "pad(gradient_of_output(grad_ys), [after, self._first], self._dim.name)",
+        "pad(gradient_of_output(grad_ys), [self._begin, after], self._dim.name)",
+        "pad(gradient_of_output(grad_ys), [after, self._begin], self._dim.name)",
         "the gradient of a slice is padded on the wrong sides",
         "test_cases.py -k 'test_layouts and slice'",
     ),

@@ -19,8 +19,8 @@ FAULTS = [
     ),
     Fault(
         "optimize/_adafactor.py",
-        "return largest[1], largest[0]",
         "return largest[0], largest[1]",
+        "return largest[1], largest[0]",
         "the row and column means of Adafactor have each other's names in checkpoints",
         "optimize/test_optimizers.py -k slots",
     ),
