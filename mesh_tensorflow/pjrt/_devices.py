@@ -163,6 +163,16 @@ def _of_first(number: int, devices: Sequence[Any]) -> int:
         return int(first(numbers))
 
 
+@functools.cache
+def _waits_in_threads() -> bool:
+    """Returns whether devices wait for each other in threads of this process, which are few.
+
+    With several steps under way, those that wait for a device can have all of XLA's threads, and
+    the device none; after 40 seconds XLA ends the process.
+    """
+    return jax.default_backend() == "cpu" and jax.local_device_count() > 1
+
+
 def run_step(step: Callable[..., Any], *arguments: Any) -> Any:
     """Returns what a compiled function returns; the first time, processes may be connected.
 
@@ -171,7 +181,8 @@ def run_step(step: Callable[..., Any], *arguments: Any) -> Any:
       *arguments: its arguments.
     """
     if step in _connected or process_count() == 1:
-        return step(*arguments)
+        results = step(*arguments)
+        return jax.block_until_ready(results) if _waits_in_threads() else results
     with without_connection_lines():
         # Until it is done, since connections are made, and their lines written, while it runs.
         results = jax.block_until_ready(step(*arguments))

@@ -168,12 +168,21 @@ def test_threads_train_models_at_once():
     assert found == {0: expected, 1: expected}
 
 
+def test_no_step_begins_before_the_last_one_is_done():
+    """Else the devices of later ones, which wait for the others, may have all of XLA's threads."""
+    step = counting(size=2**20)
+    for _ in range(50):
+        step(ONE)
+        assert all(step.store.array(name).is_ready() for name in "abc")
+
+
 # -- signals
 
 INTERRUPTED = """
-import os, signal, sys, threading, time
+import gc, os, signal, sys, threading, time
 import numpy as np
 import jax
+gc.callbacks.clear()  # in that of JAX, Python would ignore what a handler raises
 sys.path.insert(0, sys.argv[2])
 import test_pjrt_whole as tests
 jax.config.update("jax_platforms", "cpu")
