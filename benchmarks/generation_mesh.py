@@ -28,7 +28,11 @@ def generator(system: str, folder: str, threads: int) -> Callable[..., list[list
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)
     place: dict[str, Any] = {}
-    if system != "one":
+    if system == "pjrt":
+        # PyTorch's products of float32 are exact by default; with TF32 a near choice may differ.
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+        place = {"mesh_shape": "all:1", "mesh_impl": "pjrt"}
+    elif system != "one":
         place = {"mesh_shape": "rows:2,cols:2", "layout": LAYOUT}
     if system == "2x2":
         [cpu] = tf.config.list_physical_devices("CPU")

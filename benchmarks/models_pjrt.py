@@ -75,6 +75,36 @@ def t5_step() -> tuple[Any, dict[str, np.ndarray]]:
     return step, data
 
 
+def pretrained_step(
+    folder: str, precision: str, ids: np.ndarray, rate: float
+) -> tuple[Any, dict[str, np.ndarray]]:
+    """Returns a training step of a language model of a folder, and what it is called with.
+
+    Args:
+      folder: of Hugging Face.
+      precision: as of mtf.precision.
+      ids: what each step is given, [batch, length].
+      rate: the learning rate of gradient descent.
+    """
+    mtf = systems.import_mtf(False, True)
+    place = {"mesh_shape": "all:1", "layout": "batch:all"}
+    model = mtf.models.from_pretrained(folder, mesh_impl="pjrt", **place)
+    dims = mtf.convert_to_shape(f"batch:{ids.shape[0]},length:{ids.shape[1]}")
+
+    @mtf.pjrt.function(**place)
+    def step(data: dict[str, Any]) -> Any:
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        with mtf.precision(precision):
+            loss = model.loss(mesh, mtf.import_tf_tensor(mesh, data["ids"], dims))
+            return trained(mtf, loss, mtf.optimize.SgdOptimizer(rate))
+
+    data = {"ids": ids}
+    step.make_variables(data)
+    for name in step.store.masters:
+        step.store.assign(name, model.weights[name])
+    return step, data
+
+
 def trained(mtf: Any, loss: Any, optimizer: Any) -> Any:
     """Returns a loss as a tensor, after the weights of its graph were trained by it."""
     graph = loss.graph
@@ -104,6 +134,13 @@ class PjrtProgram:
         """Returns T5-small on one device."""
         program = cls.__new__(cls)
         program._compile(*t5_step())
+        return program
+
+    @classmethod
+    def pretrained(cls, *given: Any) -> "PjrtProgram":
+        """Returns a language model of a folder on one device; arguments as of its step."""
+        program = cls.__new__(cls)
+        program._compile(*pretrained_step(*given))
         return program
 
     def _compile(self, step: Any, data: dict[str, np.ndarray]) -> None:

