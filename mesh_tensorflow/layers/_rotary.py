@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple, Optional
 
 import gin
@@ -279,6 +279,18 @@ class RotaryEmbedding:
             for offset, sign in signs.items()
         }
         return Turns(mtf.cast(cosine, dtype), shares)
+
+    def key(self, dim: mtf.Dimension, *, length: Optional[int] = None) -> Hashable:
+        """Returns what `turns` depends on besides positions and the dtype.
+
+        Args:
+          dim: the Dimension of the channels.
+          length: how many positions the program has, as for a call.
+        """
+        turned = self._turned(dim)
+        frequencies, factor = self.frequencies(turned, length=length)
+        # By value: each layer of a model may have an object of its own.
+        return dim, turned, self.interleaved, frequencies.tobytes(), factor
 
     def turned(self, x: mtf.Tensor, dim: mtf.Dimension, turns: Turns) -> mtf.Tensor:
         """Returns queries or keys, turned.

@@ -1,5 +1,7 @@
 """What is given to TensorFlow's compiler: few operations that it is slow to translate."""
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -8,17 +10,28 @@ from helpers.pjrt import DATA, LAYOUT, MESH, on_jax
 import mesh_tensorflow as mtf
 from mesh_tensorflow._mesh.gspmd import matrix_product
 
-PRODUCTS = ["ab,bc->ac", "ab,cb->ac", "ba,bc->ac", "ba,cb->ac", "xab,xbc->xac", "xyab,xycb->xyac"]
-OTHERS = [
+PRODUCTS = [
+    "ab,bc->ac", "ab,cb->ac", "ba,bc->ac", "ba,cb->ac", "xab,xbc->xac", "xyab,xycb->xyac",
     "ab,bc->ca",  # transposed
-    "abc,cx->abx",  # more than two dimensions, and no batch
-    "xab,yab->xy",
     "axb,xbc->xac",  # the batch is not first
-    "ab,ab->ab",
-    "ab,cd->ac",
+    "axb,bxc->cxa",
+]  # fmt: skip
+MERGED = [
+    "abc,cx->abx",  # rows of two dimensions
+    "abc,dbc->da",  # two that are contracted
+    "abcd,xcb->adx",  # which are in another order
+    "abxcd,xcbd->axb",
+    "ab,b->a",  # and a vector, which is no matrix
+    "a,ab->b",
+    "ab,ab->",
+    "xab,xb->xa",
+]
+OTHERS = [
+    "xab,yab->",  # x is summed over
+    "ab,ab->ab",  # nothing is contracted
+    "ab,cd->acbd",
     "a,bd->a",  # nothing in common
     "ab,bc,cd->ad",
-    "a,ab->b",
 ]
 SIZES = dict(zip("abcdxy", range(2, 8)))
 
@@ -36,9 +49,18 @@ def test_products_of_matrices(equation):
     np.testing.assert_allclose(found, np.einsum(equation, *values), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("equation", MERGED)
+def test_several_dimensions_are_merged_where_none_is_split(equation):
+    values = operands(equation)
+    assert matrix_product(equation, *map(tf.constant, values)) is None
+    found = matrix_product(equation, *map(tf.constant, values), may_merge=True)
+    np.testing.assert_allclose(found, np.einsum(equation, *values), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("equation", OTHERS)
 def test_other_products_are_left_to_einsum(equation):
-    assert matrix_product(equation, *map(tf.constant, operands(equation))) is None
+    values = map(tf.constant, operands(equation))
+    assert matrix_product(equation, *values, may_merge=True) is None
 
 
 def test_what_results_do_not_need_is_left_out():
@@ -57,3 +79,21 @@ def test_what_results_do_not_need_is_left_out():
 def test_a_layer_is_one_product():
     text = on_jax(keep_prob=1.0).lower(DATA).stablehlo
     assert text.count("stablehlo.dot") == 5  # two layers and gradients, but not of the data
+
+
+def test_masks_are_no_constants():
+    """TensorFlow would write a mask into the program as often as it is read."""
+
+    @mtf.pjrt.function(mesh_shape="all:1", layout="")
+    def causal(x):
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        row, column = mtf.convert_to_shape("row:32,column:32").dims
+        hidden = mtf.less(mtf.range(mesh, row, tf.int32), mtf.range(mesh, column, tf.int32))
+        y = mtf.import_tf_tensor(mesh, x, mtf.Shape([row, column]))
+        y = mtf.where(hidden, mtf.zeros_like(y), y)
+        return mtf.Lowering(mesh.graph, {mesh: mtf.pjrt.mesh_impl()}).export_to_tf_tensor(y)
+
+    x = np.ones([32, 32], "float32")
+    np.testing.assert_array_equal(causal(x), np.tril(x))
+    assert "32x32xi1>" in causal.lower(x).stablehlo
+    assert not re.search(r"stablehlo.constant.*32x32x", causal.lower(x).stablehlo)

@@ -179,6 +179,24 @@ def test_a_budget_of_activations(budget):
     assert_same(run(build(recompute_budget=budget)), run(build()))
 
 
+@pytest.mark.parametrize(
+    "options, masks",
+    [({}, 1), ({"recompute_grads": True}, 3), ({"cls": REVERSIBLE, "recompute_grads": True}, 3)],
+)
+def test_layers_share_their_mask_and_angles(options, masks):
+    """One for all layers; one for each where it is computed again for gradients."""
+    attention = {"num_heads": 2, "key_value_size": 4, "rotary": mtf.layers.RotaryEmbedding()}
+    layers = [(transformer_layers.SelfAttention, attention)]
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    model = models.unitransformer(layer_stack=stack(layers, 3, **options))
+    length = mtf.Dimension("length", LENGTH)
+    ids = mtf.zeros(mesh, mtf.Shape([mtf.Dimension("batch", ROWS), length]), tf.int32)
+    model.call_simple(ids, ids, compute_loss=True, mode="train")
+    names = [op.name.rpartition("/")[2] for op in mesh.graph.operations]
+    assert sum(name.startswith("cos") for name in names) == 2 * masks  # of queries and of keys
+    assert sum(name.startswith("logical_not") for name in names) == masks
+
+
 def test_what_layers_share_can_be_recomputed():
     """Losses of layers, and what they keep in the cache for later ones."""
 

@@ -29,7 +29,7 @@ from mesh_tensorflow.layers._blocked_attention import (
     whole_dims,
 )
 from mesh_tensorflow.layers._masks import MadeOf
-from mesh_tensorflow.transformer.transformer._context import once_in_step
+from mesh_tensorflow.transformer.transformer._context import made_once
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
@@ -505,7 +505,7 @@ def attend(
     if soft_cap is not None:
         logits = soft_capped(logits, soft_cap)
     if bias is not None:
-        hiding = once_in_step(context, ("hiding", bias, dtype), lambda: _masks.hiding(bias, dtype))
+        hiding = made_once(context, ("hiding", bias, dtype), lambda: _masks.hiding(bias, dtype))
         logits = _masks.replaced(logits + mtf.cast(bias, dtype), *hiding)
     if has_z_loss:
         # Without the extra logit, which the softmax has: two sums, of which blocks have but one.

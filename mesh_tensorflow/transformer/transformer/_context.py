@@ -133,10 +133,11 @@ def nonpadding_of(context: Context) -> Union[mtf.Tensor, int, None]:
     return mtf.cast(mtf.not_equal(sequence_id, 0), context.activation_dtype)
 
 
-def once_in_step(context: Optional[Context], key: Hashable, make: Callable[[], Any]) -> Any:
-    """Returns a value that all layers of a decoding step share, such as a mask of its position.
+def made_once(context: Optional[Context], key: Hashable, make: Callable[[], Any]) -> Any:
+    """Returns a value that all layers of a call of a model share, such as a mask of its positions.
 
-    In other modes it is made anew: pipelines and recomputation share nothing between layers.
+    It is made anew where a Tensor of one layer has no value in another one: within what is
+    recomputed for gradients, the stages of a pipeline and loops over layers.
 
     Args:
       context: a Context, or None.
@@ -145,7 +146,10 @@ def once_in_step(context: Optional[Context], key: Hashable, make: Callable[[], A
     """
     # Attention takes contexts of users' own, too, which may have less.
     cache = getattr(context, "cache", None)
-    if cache is None or getattr(context, "mode", None) != "incremental":
+    if cache is None or not hasattr(context, "captured_in"):
+        return make()
+    graph = context.mesh.graph
+    if graph.stages is not None or graph.captured_in is not context.captured_in:
         return make()
     if key not in cache:
         cache[key] = make()
@@ -217,6 +221,7 @@ class Context:
       routings: a list that mixtures of experts append a `moe.Routing` to, or None.
       layer_index: an integer, the index of the layer being called.
       cache: a dictionary for values that layers compute once and share.
+      captured_in: that of the graph where the call began; see `made_once`.
       input_embeddings: the embeddings of the ids, set by the model.
       exchanged_length_dim: inside attention that exchanges positions for heads, the Dimension of
         positions outside of it; else None.
@@ -259,6 +264,7 @@ class Context:
     layer_index: int = dataclasses.field(default=0, init=False)
     # Of this call alone: what a step of decoding caches belongs to the body of a loop.
     cache: dict = dataclasses.field(default_factory=dict, init=False)
+    captured_in: Optional[object] = dataclasses.field(init=False)
     input_embeddings: Optional[mtf.Tensor] = dataclasses.field(default=None, init=False)
     exchanged_length_dim: Optional[mtf.Dimension] = dataclasses.field(default=None, init=False)
     # Without a value until the stack sets it, so that reading it outside of a stack is an error.
@@ -269,6 +275,7 @@ class Context:
     def __post_init__(self) -> None:
         # Variables get the precision in force too, and activations have to agree with them.
         self.variable_dtype = dtype_in_force(self.variable_dtype)
+        self.captured_in = self.mesh.graph.captured_in
         # Not `or`: an empty list of the caller is one that it reads after the call.
         self.layer_outputs = [] if self.layer_outputs is None else self.layer_outputs
         self.shared_params = {} if self.shared_params is None else self.shared_params

@@ -13,8 +13,8 @@ from mesh_tensorflow.transformer.attention import _dot_product, _other_weights
 from mesh_tensorflow.transformer.attention._params import arguments_of
 from mesh_tensorflow.transformer.transformer._context import (
     Context,
+    made_once,
     memory_length_of,
-    once_in_step,
 )
 from mesh_tensorflow.transformer.transformer_layers import _parts
 from mesh_tensorflow.transformer.transformer_layers._enc_dec_attention import (
@@ -195,12 +195,12 @@ class LocalSelfAttention(SelfAttention):
         self, context: Context, q: mtf.Tensor, new: list[mtf.Tensor]
     ) -> mtf.Tensor:
         window = self._state_dim(context)
-        here = once_in_step(
+        here = made_once(
             context, ("window", window), lambda: mtf.mod(context.position, window.size)
         )
         # This overwrites the position of one window ago, which is just out of reach.
         kv = _parts.updated_states(context, new, window, position=here)
-        bias = once_in_step(
+        bias = made_once(
             context, ("hidden of window", window), lambda: _hidden_of_window(context, window)
         )
         return self._attend(context, q, kv[0], kv[-1], window, bias)

@@ -17,7 +17,7 @@ from mesh_tensorflow.transformer import attention, transformer
 from mesh_tensorflow.transformer.attention import _dot_product
 from mesh_tensorflow.transformer.attention._params import QueryKeyNorm
 from mesh_tensorflow.transformer.attention._prompts import side_of_scope
-from mesh_tensorflow.transformer.transformer._context import once_in_step
+from mesh_tensorflow.transformer.transformer._context import made_once
 from mesh_tensorflow.transformer.transformer_layers import _parts
 
 if TYPE_CHECKING:
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
 def query_position(context: Context) -> mtf.Tensor:
     """Returns the positions of queries."""
-    if context.position is None:
-        return mtf.range(context.mesh, context.length_dim, tf.int32)
-    return context.position
+    if context.position is not None:
+        return context.position
+    dim = context.length_dim
+    return made_once(context, ("positions", dim), lambda: mtf.range(context.mesh, dim, tf.int32))
 
 
 def _conditions(
@@ -55,6 +56,13 @@ def _conditions(
         memory = layer.rename_length_to_memory_length(sequence_id, context)
         found.append(("equal", sequence_id, memory))
     return found
+
+
+def _ids_of(context: Context) -> tuple[Any, ...]:
+    """Returns what `_conditions` compares besides positions."""
+    # A stack may change them between layers, as one does that pools positions.
+    ids = (context.sequence_id, context.subsequence_id)
+    return (*ids, context.write_priority, context.read_priority, context.activation_dtype)
 
 
 def _hidden(
@@ -430,9 +438,7 @@ class SelfAttention(transformer.TransformerLayer):
             # One state for both: with shared keys and values, decoding keeps half as much.
             states = [params.compute_kv(m)]
         else:
-            position = query_position(context)
-            if not plain:
-                position = self.rename_length_to_memory_length(position, context)
+            position = query_position(context) if plain else self._memory_position(context)
             # Turned before they are kept: what decoding reads again has its position already.
             keys = self._turned(context, params.compute_k(m), position)
             states = [keys, params.compute_v(m)]
@@ -450,11 +456,9 @@ class SelfAttention(transformer.TransformerLayer):
         # Keys are kept turned, so that all steps of a decoding turn by the same frequencies.
         length = getattr(context, "states_length", None) or context.length_dim.size
         rotary, dim = self.rotary, self.kv_dim
-        if context.mode != "incremental":
-            return rotary(x, position, dim, length=length)
-        turns = once_in_step(
+        turns = made_once(
             context,
-            ("turns", rotary, position, dim, x.dtype, length),
+            ("turns", position, x.dtype, rotary.key(dim, length=length)),
             lambda: rotary.turns(position, dim, x.dtype, length=length),
         )
         return rotary.turned(x, dim, turns)
@@ -496,10 +500,16 @@ class SelfAttention(transformer.TransformerLayer):
         """Returns the positions of the memory; in decoding they are 0, 1, 2, ..."""
         if context.mode == "incremental":
             dim = self.memory_length(context)
-            return once_in_step(
+            return made_once(
                 context, ("positions", dim), lambda: mtf.range(context.mesh, dim, tf.int32)
             )
-        return self.rename_length_to_memory_length(query_position(context), context)
+        here = query_position(context)
+        return made_once(
+            context,
+            # Subclasses may rename in another way.
+            ("memory position", here, type(self), self.memory_length(context)),
+            lambda: self.rename_length_to_memory_length(here, context),
+        )
 
     def _prompts(self) -> tuple[Optional[str], Optional[int]]:
         """Returns ("encoder" or "decoder", the length of its prompts); None if there are none."""
@@ -546,24 +556,24 @@ class SelfAttention(transformer.TransformerLayer):
             return _masks.stand_in(context.mesh, visible, context.activation_dtype, distances)
         # Prompts come first; distances within the sequence are those that it has without them.
         there = memory_position - num_prompts if num_prompts else memory_position
-        relative_position = once_in_step(
+        relative_position = made_once(
             context, ("relative_position", there, here), lambda: there - here
         )
         bounds = (self.min_relative_position(context), self.max_relative_position(context))
-        hidden = once_in_step(
+        hidden = made_once(
             context,
-            ("hidden", relative_position, memory_position, num_prompts, bounds),
+            ("hidden", relative_position, memory_position, num_prompts, bounds, *_ids_of(context)),
             lambda: _hidden(self, context, relative_position, memory_position, num_prompts),
         )
         far = _distances(self, context, here, there, heads_dims, q)
         if far is None:
             return hidden
-        bucketed = once_in_step(
+        bucketed = made_once(
             context,
             ("buckets", relative_position, far.buckets),
             lambda: _masks.bucketed(relative_position, far.buckets),
         )
-        near = once_in_step(
+        near = made_once(
             context,
             ("near", far.values, bucketed, memory_length),
             lambda: _masks.of_buckets(far.values, bucketed, far.buckets_dim, memory_length),
@@ -580,7 +590,7 @@ class SelfAttention(transformer.TransformerLayer):
         known = [d for d in order if d in near.shape or d in hidden.shape]
         others = [d for d in near.shape.dims + hidden.shape.dims if d not in known]
         dims = (*dict.fromkeys(others), *known)
-        bias = once_in_step(
+        bias = made_once(
             context, ("bias", near, hidden, dims), lambda: mtf.add(near, hidden, mtf.Shape(dims))
         )
         if hidden.made_of is None:
