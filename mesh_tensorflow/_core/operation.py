@@ -195,8 +195,6 @@ class Tensor:
 def bind_methods(methods: Mapping[str, Any]) -> None:
     """Sets methods of Tensor, by name, from modules that this one must not import."""
     for name, method in methods.items():
-        # Else a traceback would call most of them <lambda>.
-        method.__name__ = name
         setattr(Tensor, name, method)
 
 

@@ -64,6 +64,7 @@ def test_every_subject_has_messages_and_says_what_to_do(messages):
         assert "*What to do:*" in " ".join(section.split()), title
 
 
+@pytest.mark.slow
 def test_examples_of_errors_are_in_the_index(messages):
     """What docs/errors.md shows, which the tests of the documentation raise, is listed."""
     page = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")

@@ -345,7 +345,7 @@ class TestImagesInParts:
         kinds = {c.kind for _, _, c in lowered[1].lowering.collectives} - {"allreduce"}
         assert kinds == ({moves} if moves else set())
 
-    @pytest.mark.slow_but(16)
+    @pytest.mark.slow_but(9)
     @pytest.mark.parametrize("kind", range(len(KINDS)))
     @pytest.mark.parametrize("row", range(len(IN_BLOCKS)))
     def test_blocks_are_convolved_as_the_images_that_they_make(self, row, kind, tf_graph):
@@ -432,7 +432,7 @@ class TestImagesInParts:
             assert {(k, "shift", row) for k in pools} <= moved
 
     @pytest.mark.slips  # the last rows are in no window
-    @pytest.mark.slow_but(4)
+    @pytest.mark.slow_but(3)
     @pytest.mark.parametrize("kind", range(len(KINDS)))
     @pytest.mark.parametrize("reduction", ["MAX", "AVG"])
     def test_pooling_of_odd_sizes(self, reduction, kind, tf_graph):

@@ -47,12 +47,12 @@ def adapters_of(result):
 
 def cells():
     names = ["gemma2", "gpt2", "gpt_neox", "llama", "mixtral", "phi3"]
-    found = [(name, place) for place in PLACES for name in names]
+    found = [(name, place) for place in PLACES for name in names if place != "whole"]
     return [(n, p) for n, p in found if p == "tensor" or n == "llama"]
 
 
 @pytest.mark.slips
-@pytest.mark.slow_but(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name, place", cells())
 def test_adapters_in_each_layout(name, place, request):
     """The same losses and the same merged weights, of which those with adapters have changed."""
@@ -184,7 +184,7 @@ def test_recomputed_and_in_microbatches(lora):
     np.testing.assert_allclose(other.losses, wanted.losses, rtol=1e-5)
 
 
-@pytest.mark.slow_but(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["pipeline", "tensor"])
 @pytest.mark.parametrize("number", [3, 7])
 def test_any_number_of_rows_is_evaluated(place, number):
@@ -265,8 +265,8 @@ def test_what_is_no_model_or_has_no_weights(tmp_path):
         model_of().merge(None)
     with pytest.raises(ValueError, match=r"save_pretrained: path is that of a folder, .* not None"):
         model_of().save_pretrained(None)
-    before = tuned(new, 2).losses  # without lora it is trained from the beginning
-    assert new.weights and tuned(new, 20).losses[-1] < before[-1]
+    losses = tuned(new, 20, log_every=1).losses  # without lora it is trained from the beginning
+    assert new.weights and losses[-1] < losses[0]
 
 
 def test_a_rule_of_adapters_splits_nothing_else():
@@ -380,7 +380,7 @@ def test_examples_of_a_generator():
             kind(rows),
             1,
             eval_examples=kind(rows),
-            exact_match=True,
+            exact_match=kind is iter,
             length=8,
             batch_size=1,
             pack=False,

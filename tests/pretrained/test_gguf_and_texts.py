@@ -154,7 +154,7 @@ def test_gguf_files(name, tmp_path):
     np.testing.assert_allclose(again.logits(wanted["ids"]), logits, atol=1e-5)
 
 
-@pytest.mark.slow_but(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, place",
     [

@@ -199,7 +199,7 @@ def test_experts_in_microbatches_of_any_length(length):
             progress=False, init_checkpoint=model.weights, microbatches=number, learning_rate=1.0,
             optimizer=mtf.optimize.SgdOptimizer,
         )
-        for number in (1, 2, 4)
+        for number in (1, 4)
     ]  # fmt: skip
     for one in found[1:]:
         np.testing.assert_allclose(one.losses, found[0].losses, rtol=1e-5)
@@ -210,7 +210,7 @@ def test_experts_in_microbatches_of_any_length(length):
             )
 
 
-@pytest.mark.slow_but(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, place, repeats, recompute",
     [
@@ -404,6 +404,7 @@ def test_ends_of_texts(tmp_path):
     assert none.generate(PROMPTS, 12) == free
 
 
+@pytest.mark.slow("simd")
 @pytest.mark.parametrize("place", ["whole", "simd"])
 def test_bfloat16(place):
     wanted = expected("qwen3")

@@ -18,6 +18,21 @@ from mesh_tensorflow._core.errors import WrongTypeError, dims_text, tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.operation import Operand, Tensor, bind_methods
 from mesh_tensorflow._core.shape import check_sizes_of_names
+from mesh_tensorflow.ops._elementwise.binary import (
+    add,
+    divide,
+    floordiv,
+    greater,
+    greater_equal,
+    less,
+    less_equal,
+    logical_and,
+    logical_or,
+    mod,
+    multiply,
+    sub,
+)
+from mesh_tensorflow.ops._elementwise.unary import logical_not, mtf_abs, negative
 
 __all__: list[str] = []
 
@@ -25,13 +40,8 @@ __all__: list[str] = []
 _MOST_FACTORS = 64
 
 
-# By name, and looked up at each use: here `mtf` is still being imported, and lacks later modules.
-def _reflected(fn_name: str) -> Any:
-    return lambda self, other: getattr(mtf, fn_name)(other, self)
-
-
-def _straight(fn_name: str) -> Any:
-    return lambda self, other: getattr(mtf, fn_name)(self, other)
+def _reflected(fn: Callable[[Any, Tensor], Tensor]) -> Callable[[Tensor, Any], Tensor]:
+    return lambda self, other: fn(other, self)
 
 
 def _whole(y: object) -> bool:
@@ -110,17 +120,17 @@ def _matrix_product(x: Tensor, w: object) -> Tensor:
     return mtf.einsum([x, w], reduced_dims=shared)
 
 
-def _logical(symbol: str, fn_name: str, swapped: bool = False) -> Callable:
+def _logical(symbol: str, fn: Callable[..., Tensor], swapped: bool = False) -> Callable:
     def apply(x: Tensor, *others: Operand) -> Tensor:
         for t in (x, *others):
             dtype = t.dtype if isinstance(t, Tensor) else None
             if dtype != tf.bool:
                 found = tensors_text([t]) if isinstance(t, Tensor) else repr(t)
                 raise WrongTypeError(
-                    f"{symbol} is mtf.{fn_name} of boolean Tensors, as comparisons give them, "
+                    f"{symbol} is mtf.{fn.__name__} of boolean Tensors, as comparisons give them, "
                     f"not of {found}. mtf.cast(x, tf.bool) makes one"
                 )
-        return getattr(mtf, fn_name)(*((others[0], x) if swapped else (x, *others)))
+        return fn(*((others[0], x) if swapped else (x, *others)))
 
     return apply
 
@@ -144,38 +154,38 @@ def _no_length(x: Tensor) -> NoReturn:
 
 # Addition and multiplication commute, so `2 * x` is the same scalar operation as `x * 2`.
 _OPERATORS = {
-    "__add__": _straight("add"),
-    "__radd__": _straight("add"),
-    "__sub__": _straight("sub"),
-    "__rsub__": _reflected("sub"),
-    "__mul__": _straight("multiply"),
-    "__rmul__": _straight("multiply"),
-    "__truediv__": _straight("divide"),
-    "__rtruediv__": _reflected("divide"),
-    "__div__": _straight("divide"),
-    "__rdiv__": _reflected("divide"),
-    "__floordiv__": _straight("floordiv"),
-    "__rfloordiv__": _reflected("floordiv"),
-    "__mod__": _straight("mod"),
-    "__rmod__": _reflected("mod"),
-    "__neg__": lambda self: mtf.negative(self),
+    "__add__": add,
+    "__radd__": add,
+    "__sub__": sub,
+    "__rsub__": _reflected(sub),
+    "__mul__": multiply,
+    "__rmul__": multiply,
+    "__truediv__": divide,
+    "__rtruediv__": _reflected(divide),
+    "__div__": divide,
+    "__rdiv__": _reflected(divide),
+    "__floordiv__": floordiv,
+    "__rfloordiv__": _reflected(floordiv),
+    "__mod__": mod,
+    "__rmod__": _reflected(mod),
+    "__neg__": negative,
     "__pos__": lambda self: self,
-    "__abs__": lambda self: mtf.mtf_abs(self),
+    "__abs__": mtf_abs,
     "__pow__": _power,
     "__rpow__": _reflected_power,
     "__matmul__": _matrix_product,
     # With a Tensor on the left, `__matmul__` is called: this one only refuses what is none.
     "__rmatmul__": _matrix_product,
     # Equality stays that of objects: Tensors are keys of dictionaries.
-    "__lt__": _straight("less"),
-    "__le__": _straight("less_equal"),
-    "__gt__": _straight("greater"),
-    "__ge__": _straight("greater_equal"),
-    "__and__": _logical("&", "logical_and"),
-    "__rand__": _logical("&", "logical_and", swapped=True),
-    "__or__": _logical("|", "logical_or"),
-    "__ror__": _logical("|", "logical_or", swapped=True),
-    "__invert__": _logical("~", "logical_not"),
+    "__lt__": less,
+    "__le__": less_equal,
+    "__gt__": greater,
+    "__ge__": greater_equal,
+    "__and__": _logical("&", logical_and),
+    "__rand__": _logical("&", logical_and, swapped=True),
+    "__or__": _logical("|", logical_or),
+    "__ror__": _logical("|", logical_or, swapped=True),
+    "__invert__": _logical("~", logical_not),
     "__getitem__": _no_index,
     "__len__": _no_length,
 }

@@ -518,23 +518,22 @@ class Variable(Operation):
         self._laid_out = weakref.ref(laid_out)
         # Where nothing of the step is waited for: the value is that of the step's beginning.
         with mesh_impl.at_beginning():
-            held = laid_out.laid_out_tensor
-            slices = held.to_laid_out_tensor().all_slices
-            if any(isinstance(t, (tf2.Variable, WholeVariable)) for t in slices):
-                held = self._read_once(lowering, held)
+            held = self._read_once(lowering, laid_out.laid_out_tensor)
             value = self.cast_to_activation(mesh_impl, held)
         lowering.set_tensor_lowering(self.value, value)
         kind = "trainable" if self._trainable else "untrainable"
         lowering.add_counter(f"variables/{kind}", self.size)
 
     def _read_once(self, lowering: mtf.Lowering, held: LaidOutLike) -> LaidOutLike:
-        """Returns the values of tf variables, which a class of the user's own has for slices.
+        """Returns a value whose slices are tensors: those that it has, or those of tf variables.
 
-        Each use would read them anew, perhaps after an assignment. So they are read once, and
-        assignments wait for that.
+        A mesh implementation of the user's own may have variables for slices. Each use would read
+        them anew, perhaps after an assignment: they are read once, and assignments wait for that.
         """
-        mesh_impl = lowering.mesh_impl(self)
         slices = held.to_laid_out_tensor().all_slices
+        if not any(isinstance(t, (tf2.Variable, WholeVariable)) for t in slices):
+            return held
+        mesh_impl = lowering.mesh_impl(self)
         if self._store is not None and any(isinstance(t, tf2.Variable) for t in slices):
             raise ValueError(
                 f"{type(mesh_impl).__name__}.LaidOutVariable keeps variables of TensorFlow as the "
