@@ -138,6 +138,7 @@ class Pretrained:
 
         The files are `config.json` and `model.safetensors`; of a tokenizer `tokenizer.json`,
         `chat_template.jinja` and, for the tokens that the template names, `tokenizer_config.json`;
+        of a LanguageModel `generation_config.json` as it was read;
         of a TextEncoder also those that say how it pools. All of them are written before any is put
         into the directory, the weights last. Of several processes one calls it; each has them all.
 
