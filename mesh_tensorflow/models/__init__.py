@@ -6,6 +6,7 @@ Language models of families are made of a folder, called, continued, trained and
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional, Union
@@ -18,7 +19,7 @@ from mesh_tensorflow import layers
 from mesh_tensorflow._core.errors import check_whole
 from mesh_tensorflow._core.layout import LayoutLike
 from mesh_tensorflow._core.shape import ShapeLike
-from mesh_tensorflow._huggingface import Folder
+from mesh_tensorflow._huggingface import Folder, read_json
 from mesh_tensorflow.models import _bert, _gemma, _gpt, _llama, _lora, _tokenizer, layouts
 from mesh_tensorflow.models._bert import Pooling, TextEncoder
 from mesh_tensorflow.models._decoder import Decoder, Experts
@@ -36,6 +37,7 @@ from mesh_tensorflow.models._generation import (
     Stop,
     check_search,
     ends_of,
+    eos_of,
 )
 from mesh_tensorflow.models._gguf import GgufFile
 from mesh_tensorflow.models._place import place_of
@@ -70,6 +72,7 @@ __all__ = [
 _FAMILIES: list[Any] = [_llama, _gemma, _gpt, _bert]
 FORMS.update({kind: family.form_of for family in _FAMILIES for kind in family.MODEL_TYPES})
 _DTYPES = ("float32", "bfloat16")
+_GENERATION = "generation_config.json"
 # Ids, a text, or the messages of a conversation.
 Prompt = Union[Sequence[int], str, Sequence[Mapping[str, str]]]
 # Names that other libraries have, and what there is in their place.
@@ -98,10 +101,15 @@ class LanguageModel(Pretrained):
     """
 
     def __init__(
-        self, *args: Any, pipeline: Optional[Mapping[str, int]] = None, **kwargs: Any
+        self,
+        *args: Any,
+        pipeline: Optional[Mapping[str, int]] = None,
+        generation: Optional[Mapping[str, Any]] = None,
+        **kwargs: Any,
     ) -> None:
         """Creates it; `from_pretrained` and `from_config` do so for users."""
         super().__init__(*args, **kwargs)
+        self._generation = dict(generation or {})  # the contents of generation_config.json
         self.model = self._form.model(self._mesh_impl.layout_rules, self._mesh_impl.shape)
         self._trained_at = self._place
         self._place = self._place.without(_lora.DIM)  # adapters are of trainings
@@ -164,9 +172,9 @@ class LanguageModel(Pretrained):
           temperature: 0.0 takes the id with the largest logit; 1.0 draws from the softmax.
           top_k: how many ids with the largest logits are drawn from; -1 for all.
           stop: the id at which a continuation ends, which it includes; the `eos_token_id` of
-            config.json, one or several, if None; and -1 for none. A text, with which it ends too;
-            the id that completes the text is the last one. Or a list of ids and texts; without
-            ids in it, those of config.json count, too.
+            generation_config.json or else of config.json, one or several, if None; and -1 for none.
+            A text, with which it ends too; the id that completes the text is the last one. Or a
+            list or an array of ids and texts; without ids in it, those of the folder count, too.
           top_p: draws from the fewest ids whose probabilities have at least this sum.
           min_p: draws from ids whose probability is at least this share of the largest one.
           repetition_penalty: a number by which the logits of ids are divided that the prompt or
@@ -297,9 +305,17 @@ class LanguageModel(Pretrained):
         return self._generator.log_probs(rows) if rows else []
 
     def _ends_of(self, stop: Stop) -> Ends:
-        """Returns what ends continuations, by the argument and config.json."""
+        """Returns what ends continuations, by the argument and the folder."""
         vocab = self.model.input_vocab_dim.size
-        return ends_of(stop, self.config.get("eos_token_id"), self.tokenizer, vocab)
+        of_folder = eos_of("generate", self.config, self._generation)
+        return ends_of(stop, of_folder, self.tokenizer, vocab)
+
+    def _write_more(self, folder: str) -> None:
+        """Writes the files of a folder that have neither weights nor config.json."""
+        super()._write_more(folder)
+        if self._generation:
+            with open(os.path.join(folder, _GENERATION), "w", encoding="utf-8") as f:
+                json.dump(self._generation, f, indent=2)
 
     def _rows(self, what: str, prompts: Sequence[Prompt], new: int) -> list[Any]:
         """Returns the ids of prompts, to which so many new ones are to be added."""
@@ -631,7 +647,11 @@ def from_pretrained(
         _check_no_pipeline(what, pipeline)
         pooling = Pooling.of_folder(path)
         return TextEncoder(folder.config, form, weights, place, name, tokenizer, pooling=pooling)
-    return LanguageModel(folder.config, form, weights, place, name, tokenizer, pipeline=pipeline)
+    settings = os.path.join(path, _GENERATION)
+    generation = read_json(settings) if os.path.isfile(settings) else {}
+    eos_of(path, folder.config, generation)  # what is wrong with it is told now
+    further = {"pipeline": pipeline, "generation": generation}
+    return LanguageModel(folder.config, form, weights, place, name, tokenizer, **further)
 
 
 @explained(_NAMES_OF_MODELS)

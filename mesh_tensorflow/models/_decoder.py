@@ -215,6 +215,7 @@ class Decoder:
             )
         # Here, and not when the model is built, so that from_pretrained tells of it.
         activation_of(self.config, self.activation)
+        self._check_pairs()
         self._check()
         ignored = self.ignored
         if self.tied:
@@ -222,6 +223,17 @@ class Decoder:
         return Form(
             self._model, [*self._outer(), *self._of_blocks()], self._sizes, self.prefix, ignored
         )
+
+    def _check_pairs(self) -> None:
+        """Checks that channels which rotary positions turn are pairs."""
+        for rotary in self.rotary.values():
+            turned = int(self.d_kv * rotary.fraction)
+            if turned % 2 or not turned:
+                raise ValueError(
+                    f"{self.config.path}: config.json has heads of {self.d_kv} channels, of which "
+                    f"positions turn {turned}; these are turned in pairs, so that their number "
+                    "must be even, and not 0"
+                )
 
     def _check(self) -> None:
         """Checks what no config.json can say, but whoever adds a family."""

@@ -18,7 +18,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
-from mesh_tensorflow._core.errors import check_whole
+from mesh_tensorflow._core.errors import check_whole, is_whole
 from mesh_tensorflow.models._place import Place
 from mesh_tensorflow.models._pretrained import imported
 from mesh_tensorflow.models._tokenizer import Tokenizer
@@ -26,7 +26,7 @@ from mesh_tensorflow.transformer.transformer import Unitransformer
 from mesh_tensorflow.transformer.transformer._decoding import check_numbers
 
 # An id, a text, or several of these; None for those of config.json.
-Stop = Union[int, str, Sequence[Union[int, str]], None]
+Stop = Union[int, str, Sequence[Union[int, str]], np.ndarray, None]
 
 _SHORTEST = 64  # lengths of programs are this times a power of two
 _FEWEST_GIVEN = 16  # and the numbers of given ids, this
@@ -151,7 +151,7 @@ class Ends(NamedTuple):
 
 def ends_of(
     stop: Stop,
-    of_config: Union[int, list[int], None],
+    of_folder: Sequence[int],
     tokenizer: Optional[Tokenizer],
     vocab: int,
 ) -> Ends:
@@ -159,19 +159,21 @@ def ends_of(
 
     Args:
       stop: the argument of `generate`.
-      of_config: the `eos_token_id` of config.json, which counts if `stop` has no ids.
+      of_folder: what `eos_of` returns, which counts if `stop` has no ids.
       tokenizer: a Tokenizer, or None.
-      vocab: the number of ids of the model; those of config.json may be others.
+      vocab: the number of ids of the model; those of the folder may be others.
 
     Raises:
       ValueError: something is neither an id of the model nor a text, or there are texts without a
         tokenizer.
     """
-    ends = [stop] if isinstance(stop, (str, bytes)) or not isinstance(stop, Sequence) else stop
+    given: Any = stop.tolist() if isinstance(stop, np.ndarray) else stop
+    is_one = isinstance(given, (str, bytes)) or not isinstance(given, Sequence)
+    ends = [given] if is_one else given
     texts = [end for end in ends if isinstance(end, str)]
-    ids = [end for end in ends if end is not None and not isinstance(end, str)]
+    ids: list[Any] = [end for end in ends if end is not None and not isinstance(end, str)]
     for end in ids:
-        if isinstance(end, bool) or not isinstance(end, numbers.Integral) or end < _NO_ID:
+        if not is_whole(end, _NO_ID):
             raise ValueError(
                 f"generate: stop={stop!r} has {end!r}, which is neither an id (-1 for none) nor a "
                 "text"
@@ -187,10 +189,32 @@ def ends_of(
         raise ValueError(
             f"generate: stop={stop!r} has a text, and the model has no tokenizer; stop at ids"
         )
-    if not ids:
-        several = of_config if isinstance(of_config, list) else [of_config]
-        ids = [end for end in several if end is not None]
-    return Ends([int(end) for end in ids], texts)
+    return Ends([int(end) for end in ids or of_folder], texts)
+
+
+def eos_of(where: str, config: Mapping[str, Any], generation: Mapping[str, Any]) -> list[int]:
+    """Returns the ids that end the texts of a folder.
+
+    Args:
+      where: what the error names, such as the path of the folder.
+      config: the contents of config.json.
+      generation: those of generation_config.json.
+
+    Raises:
+      ValueError: `eos_token_id` is neither an id nor a list of such.
+    """
+    name = "eos_token_id"
+    # Models that were tuned to converse tell in the first that they end with the end of a turn,
+    # too, while the second often is still that of the model before.
+    files = {"generation_config.json": generation, "config.json": config}
+    file = next((file for file, fields in files.items() if fields.get(name) is not None), None)
+    if file is None:
+        return []
+    found = files[file][name]
+    ids = found if isinstance(found, list) else [found]
+    if not all(is_whole(id_, _NO_ID) for id_ in ids):
+        raise ValueError(f"{where}: {file} has {name}={found!r}, neither an id nor a list of ids")
+    return ids
 
 
 class Listener:

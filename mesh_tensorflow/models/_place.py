@@ -78,6 +78,7 @@ class SessionStore:
           value: an array of its shape.
         """
         with self._lock, self._graph.as_default():
+            # A graph keeps all that is added to it: one assignment of a variable is for all calls.
             if name not in self._writes:
                 v = self._variables[name]
                 fed = tf.placeholder(v.dtype.base_dtype, v.shape)
@@ -137,6 +138,7 @@ class SessionStore:
 
     def _begin(self, session: tf.Session) -> None:
         """Gives the variables that no program has used yet their values."""
+        # The others may have been assigned since: an initializer would set them back.
         new = {v.op.name: v for v in tf.global_variables() if v.op.name not in self._variables}
         init_from_values(self._values, [(n, v) for n, v in new.items() if n in self._values])
         session.run([v.initializer for v in new.values()])
@@ -303,6 +305,7 @@ class Place:
         """
         parts = self._parts("stages")
         stages = parts if num_stages is None else num_stages
+        # With fewer of them than stages, a processor would have nothing to do at any moment.
         microbatches = stages if num_microbatches is None else num_microbatches
         found = {
             "num_stages": stages,
@@ -368,6 +371,7 @@ def place_of(
         _check_own(what, devices or ())
         simd = mesh_impl == "simd"
         places = devices_of(shape, devices, simd, what)
+        # Else, a rule with a misspelled mesh dimension would split nothing, without a word.
         impl = PlacementMeshImpl(shape, rules, places, strict_layout=True, **stored)
         if not simd:
             return Place(impl, shows=shows)

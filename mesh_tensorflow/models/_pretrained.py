@@ -51,6 +51,7 @@ class Pretrained:
         self._form = form = weights.form if isinstance(weights, Weights) else form
         self._names = [weight.ours for weight in form.weights]
         self._dtypes = {
+            # Trainings have masters in float32, also of a model that computes in bfloat16.
             name: weights.dtype(name) if isinstance(weights, Weights) else np.dtype("float32")
             for name in self._names
         }
@@ -65,6 +66,7 @@ class Pretrained:
         def call(*args: Any) -> Any:
             weights = self.weights
             shown: contextlib.AbstractContextManager = contextlib.nullcontext()
+            # What `assign` was given is in memory: there is nothing to read.
             if self._place.shows and isinstance(weights, Weights):
                 shown = weights.progress_shown()
             with shown:
@@ -107,6 +109,7 @@ class Pretrained:
         missing = [name for name in self._names if name not in variables]
         if missing:
             raise ValueError(f"assign: the variables lack {few(missing)}; give all of the model's")
+        # All of them are looked at before any is set, so that an error leaves the model as it was.
         values = {name: np.asarray(variables[name]) for name in self._names}
         for weight in self._form.weights:
             sizes = [self._form.sizes[d] for d in weight.dims.split()]
@@ -138,6 +141,7 @@ class Pretrained:
 
         The files are `config.json` and `model.safetensors`; of a tokenizer `tokenizer.json`,
         `chat_template.jinja` and, for the tokens that the template names, `tokenizer_config.json`;
+        of a LanguageModel `generation_config.json` as it was read;
         of a TextEncoder also those that say how it pools. All of them are written before any is put
         into the directory, the weights last. Of several processes one calls it; each has them all.
 

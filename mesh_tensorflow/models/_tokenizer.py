@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
+import functools
 import importlib.util
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 from mesh_tensorflow._core.errors import missing_package
 from mesh_tensorflow._huggingface import read_json
@@ -16,8 +18,10 @@ from mesh_tensorflow.transformer.vocabulary import Vocabulary
 _CONTROL = 3
 _TOKENIZER, _TEMPLATE = "tokenizer.json", "chat_template.jinja"
 _SETTINGS = "tokenizer_config.json"
-# Tokens that templates name, without knowing which they are.
-_NAMED = ("bos_token", "eos_token")
+# Tokens that templates name, without knowing which they are. Most begin a conversation with the
+# first, and join it to texts, for which it has to be there.
+_BEGIN_AND_END = ("bos_token", "eos_token")
+_NAMED = (*_BEGIN_AND_END, "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class Tokenizer(Vocabulary):
@@ -26,7 +30,7 @@ class Tokenizer(Vocabulary):
     Attributes:
       tokenizer: a tokenizers.Tokenizer.
       chat_template: the template of conversations, in jinja2's language; or None.
-      named_tokens: what `bos_token` and `eos_token` are in the template.
+      named_tokens: what `bos_token`, `eos_token` and others are in the template.
     """
 
     def __init__(
@@ -40,7 +44,8 @@ class Tokenizer(Vocabulary):
         Args:
           tokenizer: a tokenizers.Tokenizer.
           chat_template: the template of conversations, or None.
-          named_tokens: what `bos_token` and `eos_token` are in the template; nothing if None.
+          named_tokens: what `bos_token`, `eos_token` and others are in the template; nothing if
+            None.
         """
         self.tokenizer = tokenizer
         self.chat_template = chat_template
@@ -80,12 +85,20 @@ class Tokenizer(Vocabulary):
             encoding.truncate(max(0, max_length - self.tokenizer.num_special_tokens_to_add(False)))
         return self.tokenizer.post_process(encoding).ids
 
-    def chat(self, messages: Sequence[Mapping[str, str]], answers: bool = True) -> list[int]:
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        answers: bool = True,
+        tools: Optional[Sequence[Mapping[str, Any]]] = None,
+    ) -> list[int]:
         """Returns the ids of a conversation.
 
         Args:
-          messages: dictionaries with "role" ("system", "user" or "assistant") and "content".
+          messages: dictionaries with "role" ("system", "user" or "assistant") and "content", and
+            with what else the template reads, such as "tool_calls"; of what JSON has.
           answers: whether the model is to answer: then its answer is begun.
+          tools: the JSON schemas of functions that the model may call, for a template that knows
+            of such; None for none.
 
         Raises:
           ImportError: jinja2 is not installed.
@@ -93,27 +106,21 @@ class Tokenizer(Vocabulary):
         """
         if self.chat_template is None:
             raise ValueError("the model has no template of conversations; give it a text")
+        environment = _environment()
         try:
-            import jinja2
-            from jinja2 import sandbox
-        except ImportError as e:
-            raise missing_package("a chat template", "jinja2", "pip install jinja2") from e
-
-        def refuse(text: str) -> None:
-            raise ValueError(f"it says: {text}")
-
-        # A template is code of whoever wrote the folder.
-        # Line breaks around blocks are left out, as transformers does, for which they are written.
-        environment = sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        try:
-            template = environment.from_string(self.chat_template)
-            text = template.render(
-                messages=list(messages),
+            text = environment.from_string(self.chat_template).render(
+                messages=[
+                    # As transformers does: templates ask whether there is a "tool_calls", and
+                    # would write None.
+                    {name: value for name, value in message.items() if value is not None}
+                    for message in _plain(messages)
+                ],
+                tools=None if tools is None else _plain(tools),
+                documents=None,
                 add_generation_prompt=answers,
-                raise_exception=refuse,
-                **{**dict.fromkeys(_NAMED, ""), **self.named_tokens},
+                **{**dict.fromkeys(_BEGIN_AND_END, ""), **self.named_tokens},
             )
-        except (jinja2.TemplateError, ValueError, TypeError) as e:
+        except Exception as e:  # a template may divide by 0 as well as refuse, or be no template
             raise ValueError(f"the model's template of conversations refuses these: {e}") from e
         # Not `prompt`: the template itself says whether a conversation begins with `bos_token`.
         return self.encode(text)
@@ -131,6 +138,72 @@ class Tokenizer(Vocabulary):
         if self.named_tokens:
             with open(os.path.join(path, _SETTINGS), "w", encoding="utf-8") as f:
                 json.dump(self.named_tokens, f, indent=2)
+
+
+@functools.cache
+def _environment() -> Any:
+    """Returns the jinja2 environment of templates, with what those of transformers have.
+
+    Raises:
+      ImportError: jinja2 is not installed.
+    """
+    try:
+        import jinja2.ext
+        from jinja2 import nodes, sandbox
+    except ImportError as e:
+        raise missing_package("a chat template", "jinja2", "pip install 'jinja2>=3.1.6'") from e
+
+    class Answers(jinja2.ext.Extension):
+        """The block that says which text is the model's own, which only trainings ask for."""
+
+        tags: ClassVar[set[str]] = {"generation"}
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body, lineno=line)
+
+    def refuse(text: str) -> None:
+        raise ValueError(f"it says: {text}")
+
+    def to_json(x: Any, ensure_ascii: bool = False, **options: Any) -> str:
+        return json.dumps(x, ensure_ascii=ensure_ascii, **options)
+
+    # A template is code of whoever wrote the folder.
+    # Line breaks around blocks are left out, as transformers does, for which they are written.
+    made = sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Answers, jinja2.ext.loopcontrols]
+    )
+    # jinja2's own is for pages of the web, and writes "<" as an escape.
+    made.filters["tojson"] = to_json
+    made.globals |= {
+        "raise_exception": refuse,
+        "strftime_now": lambda form: datetime.datetime.now().strftime(form),
+    }
+    return made
+
+
+def _plain(given: Any) -> Any:
+    """Returns a copy of lists and dictionaries of what JSON has, and of nothing else.
+
+    An object of another kind has methods, of which the sandbox does not know what they do: an array
+    of NumPy can write a file.
+    """
+
+    def of_mapping(x: Any) -> dict:
+        if isinstance(x, Mapping):
+            return dict(x)
+        raise TypeError(f"{x!r} is a {type(x).__name__}; give texts, numbers, lists, dictionaries")
+
+    return json.loads(json.dumps(list(given), default=of_mapping))
+
+
+def _default_template(found: Any) -> Optional[str]:
+    """Returns a template of tokenizer_config.json, of several the one that has no purpose."""
+    if isinstance(found, list):
+        named = {t.get("name"): t.get("template") for t in found if isinstance(t, dict)}
+        found = named.get("default")
+    return found if isinstance(found, str) else None
 
 
 def of_folder(path: str) -> Optional[Tokenizer]:
@@ -156,7 +229,7 @@ def of_folder(path: str) -> Optional[Tokenizer]:
     made.no_padding()
     template_file, settings_file = (os.path.join(path, name) for name in (_TEMPLATE, _SETTINGS))
     settings = read_json(settings_file) if os.path.isfile(settings_file) else {}
-    template = settings.get("chat_template")  # where older folders have it
+    template = _default_template(settings.get("chat_template"))  # where older folders have it
     if os.path.isfile(template_file):
         with open(template_file, encoding="utf-8") as f:
             template = f.read()
@@ -164,7 +237,7 @@ def of_folder(path: str) -> Optional[Tokenizer]:
     # A token with settings of its own is an object there.
     tokens = {name: t.get("content") if isinstance(t, dict) else t for name, t in tokens.items()}
     named = {name: t for name, t in tokens.items() if isinstance(t, str)}
-    return Tokenizer(made, template if isinstance(template, str) else None, named)
+    return Tokenizer(made, template, named)
 
 
 def of_gguf(metadata: Mapping[str, Any]) -> Optional[Tokenizer]:
@@ -192,7 +265,7 @@ def of_gguf(metadata: Mapping[str, Any]) -> Optional[Tokenizer]:
     made.decoder = decoders.ByteLevel()
     types = metadata.get("ggml.token_type", [])
     made.add_special_tokens([token for token, t in zip(tokens, types) if t == _CONTROL])
-    ids = {name: metadata.get(f"ggml.{name}_id") for name in _NAMED}
+    ids = {name: metadata.get(f"ggml.{name}_id") for name in _BEGIN_AND_END}
     named = {name: tokens[i] for name, i in ids.items() if i is not None}
     return Tokenizer(made, metadata.get("chat_template"), named)
 

@@ -86,6 +86,7 @@ def of(model: Model, ways: str) -> dict[str, Union[str, int]]:
     rules: dict[str, str] = {}
     for name, processors in mesh.items():
         dims = [d for d in WAYS[name].dims if d in sizes or d in of_calls]
+        # With the batch alone, "expert" would be "data" by another name, and split no experts.
         if {*dims} <= {"batch"} != {*WAYS[name].dims}:
             raise ValueError(
                 f"layouts.of: {name}:{processors} splits {', '.join(WAYS[name].dims)}, but the "
@@ -212,6 +213,7 @@ def _step(form: Form, choice: Choice, batch: int, length: int) -> Program:
         return loss
 
     found = accumulate_gradients(loss_of, ids, rows.dims[0], choice.microbatches)
+    # Any rate: what a step takes does not depend on it.
     updates = AdamWOptimizer(1e-4).apply_grads(found.grads, found.variables)
     return Program(mesh.graph, mesh, [found.loss], updates)
 

@@ -331,6 +331,76 @@ def test_tokens_that_a_template_names(tmp_path):
     assert mtf.models.from_pretrained(tmp_path / "again").tokenizer.chat(chat) == ids
 
 
+TOOLS = [{"function": {"name": "weather", "description": "a <b> & é", "parameters": {}}}]
+CHAT = [
+    {"role": "user", "content": "hi <there>"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"function": {"name": "weather", "arguments": {"x": 1}}}],
+    },
+    {"role": "tool", "content": "5"},
+    {"role": "assistant", "content": "done"},
+]
+# (a template, what transformers 5.24 makes of it, with those tools)
+TEMPLATES = {
+    "tools": (
+        "{{ tools | tojson }}{{ messages[1].tool_calls | tojson(indent=1) }}",
+        '[{"function": {"name": "weather", "description": "a <b> & é", "parameters": {}}}]'
+        '[\n {\n  "function": {\n   "name": "weather",\n   "arguments": {\n    "x": 1\n   }\n  }\n }\n]',
+    ),
+    "loops": (
+        "{% for m in messages %}{% if m.role == 'tool' %}{% continue %}{% endif %}"
+        "{% if loop.index > 3 %}{% break %}{% endif %}{{ m.role }};{% endfor %}",
+        "user;assistant;",
+    ),
+    "spaces": (
+        "  {% for m in messages %}\n    {% if m.role == 'user' %}\n  A {{ m.content | trim }}\n"
+        "    {% endif %}\n  {%- if add_generation_prompt %}\n G\n  {% endif %}\n{% endfor %}\n",
+        "  A hi <there>\n G\n G\n G\n G\n",
+    ),
+    "answers": (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+        "{% set x = 1 %}<E>\n{% endgeneration %}\n{{ x }}{% endif %}{% endfor %}",
+        "<E>\ndone<E>\n",
+    ),
+    "nothing": (
+        "{% if documents is defined %}D{% endif %}{{ documents }}{{ messages[1].content }}"
+        "{% if 'content' in messages[1] %}C{% endif %}{{ pad_token }}{{ unk_token }}",
+        "DNone<p>",
+    ),
+    "a line break at the end": ("a\n\n", "a\n"),
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_template_says_what_it_says_in_transformers(name):
+    template, expected = TEMPLATES[name]
+    tokenizer = a_tokenizer()
+    tokenizer.chat_template, tokenizer.named_tokens = template, {"pad_token": "<p>"}
+    tokenizer.encode = list
+    assert "".join(tokenizer.chat(CHAT, tools=TOOLS)) == expected
+
+
+def test_a_template_knows_the_day():
+    tokenizer = a_tokenizer()
+    tokenizer.chat_template = "{{ strftime_now('%Y-%m') }}"
+    tokenizer.encode = list
+    found = "".join(tokenizer.chat(CHAT))
+    assert re.fullmatch(r"20\d\d-[01]\d", found)
+
+
+def test_several_templates_of_a_folder(tmp_path):
+    """Older folders have a list of them, of which one is for conversations without a purpose."""
+    a_tokenizer().save(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": TEMPLATE}]
+    for templates, expected in ((named, TEMPLATE), (named[:1], None), ("x", "x"), ([1], None)):
+        text = json.dumps({"chat_template": templates})
+        (tmp_path / "tokenizer_config.json").write_text(text)
+        assert _tokenizer.of_folder(str(tmp_path)).chat_template == expected
+
+
 def test_tokens_that_a_gguf_template_names():
     tokens = ["a", "<s>", "</s>"]
     metadata = {
@@ -359,6 +429,20 @@ def test_texts_that_are_refused(tmp_path):
     tokenizer.chat_template = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
     with pytest.raises(ValueError, match=r"refuses these: .*unsafe"):
         tokenizer.chat([])
+    for template, text in (
+        ("{{ 1 // 0 }}", "division"),
+        ("{% for i in range(10**9) %}{% endfor %}", "Range too big"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+        ("{% for %}", "Expected an expression"),
+        ("{{ messages.append(1) }}", "not safely callable|unsafe"),
+    ):
+        tokenizer.chat_template = template
+        with pytest.raises(ValueError, match=f"refuses these: .*({text})"):
+            tokenizer.chat([])
+    # What is not of JSON has methods that the sandbox knows nothing of.
+    tokenizer.chat_template = "{{ messages[0].content.tofile('x') }}"
+    with pytest.raises(ValueError, match=r"array\(\[1\]\) is a ndarray; give texts, numbers"):
+        tokenizer.chat([{"role": "user", "content": np.array([1])}])
     tokenizer.chat_template = None
     with pytest.raises(ValueError, match="no template of conversations"):
         tokenizer.chat([])

@@ -402,6 +402,35 @@ def test_ends_of_texts(tmp_path):
     assert model.generate(PROMPTS, 12, stop=free[2][2])[2] == cut(free[2], free[2][2:3])
     none = mtf.models.from_pretrained(a_copy(tmp_path / "none", eos_token_id=None))
     assert none.generate(PROMPTS, 12) == free
+    assert none.generate(PROMPTS, 12, stop=np.array(ends)) == found
+    for stop in (np.array(ends[0]), np.int64(ends[0])):
+        assert none.generate(PROMPTS, 12, stop=stop) == none.generate(PROMPTS, 12, stop=ends[0])
+
+
+def test_ends_of_generation_config(tmp_path):
+    """Folders of models that converse have the ends of turns there, and another one in config."""
+    folder = a_copy(tmp_path, eos_token_id=95)
+    free = mtf.models.from_pretrained(folder).generate(PROMPTS[:1], 8, stop=-1)[0]
+    settings = {"eos_token_id": [94, free[3]], "temperature": 0.6}
+    (folder / "generation_config.json").write_text(json.dumps(settings))
+    model = mtf.models.from_pretrained(folder)
+    assert model.generate(PROMPTS[:1], 8) == [free[: free.index(free[3]) + 1]]
+    assert model.generate(PROMPTS[:1], 8, stop=-1) == [free]
+    model.save_pretrained(tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "generation_config.json").read_text()) == settings
+    # Where it tells of none, config.json does.
+    (folder / "generation_config.json").write_text("{}")
+    assert mtf.models.from_pretrained(folder)._ends_of(None).ids == [95]
+    for wrong in ("2", [2, "x"], [2.5], True):
+        text = json.dumps({"eos_token_id": wrong})
+        (folder / "generation_config.json").write_text(text)
+        with pytest.raises(
+            ValueError, match=r"generation_config\.json has eos_token_id=.*, neither"
+        ):
+            mtf.models.from_pretrained(folder)
+    (folder / "generation_config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"generation_config\.json is damaged, it is no JSON"):
+        mtf.models.from_pretrained(folder)
 
 
 @pytest.mark.slow("simd")
@@ -477,6 +506,9 @@ CONFIGS = {
         r"short_factor has the shape \[1\], but there are 3 frequencies",
     ),
     "rope_factor": ({"rope_parameters": {"rope_type": "linear", "factor": "4"}}, "unknown rotary"),
+    "odd_heads": ({"head_dim": 5}, "heads of 5 channels, of which positions turn 5; .* be even"),
+    "odd_part": ({"partial_rotary_factor": 0.5}, "heads of 6 channels, of which positions turn 3;"),
+    "ends": ({"eos_token_id": "</s>"}, "config.json has eos_token_id='</s>', neither an id nor"),
     "heads": ({"num_key_value_heads": 3}, "num_attention_heads=4, which is no multiple of .*=3"),
     "number": ({"hidden_size": "24"}, "hidden_size='24', no positive integer"),
     "vocabulary": (
