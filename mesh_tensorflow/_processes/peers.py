@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import json
 import math
 import os
 import socket
@@ -31,6 +32,7 @@ PING_SECS = 0.5  # between rounds of pings
 MISSES = 3  # in a row, after which a peer is lost
 _TELL_SECS = 10  # for a message by a queue
 GRACE_SECS = 15.0  # for a program to raise an error, before its process is ended
+_FIRST_WAIT_SECS = 5e-4  # between looks into a mailbox, at first
 # How long a process that finds a peer lost keeps running, so that all others find the same peer
 # lost: a process that ends later than that ended only because of it.
 _STAY_SECS = 4 * PING_SECS
@@ -497,8 +499,124 @@ def mailbox(
     with tf.Graph().as_default(), tf.device(f"{owner.device}/device:CPU:0"):
         # Each process builds it in its own graph; by the name it is one queue, at its owner.
         queue = tf.queue.FIFOQueue(size, dtype, shared_name=name)
-        with tf.Session(server.target, config=config) as session:
-            yield Mailbox(session, queue, dtype)
+        session = tf.Session(server.target, config=config)
+        made = Mailbox(session, queue, dtype)
+    # Outside of the graph, as programs are built while a mailbox is open.
+    with contextlib.closing(session):
+        yield made
+
+
+# -- what all processes tell each other, in turns
+
+Exchange = Callable[[Any], list[Any]]
+
+
+def alone(value: Any) -> list[Any]:
+    """The Exchange of a process that is the only one.
+
+    Args:
+      value: what this process says.
+    """
+    return [value]
+
+
+class _Exchange:
+    """Lets each process say something, and returns what all have said; the first one collects it.
+
+    Who fails says why in place of a value, and all others fail then, instead of waiting for it.
+    """
+
+    def __init__(
+        self,
+        peers: Sequence[Peer],
+        index: int,
+        inbox: Mailbox,
+        out: Sequence[Mailbox],
+        watch: Watch,
+    ):
+        """Begins; see `exchanging`."""
+        self._peers, self._index = peers, index
+        self._inbox, self._out, self._watch = inbox, out, watch
+        self.is_told = False  # whether an error came from another process
+
+    def __call__(self, value: Any) -> list[Any]:
+        """Returns what all processes say, by their numbers; all of them call it.
+
+        Args:
+          value: what this process says, which JSON can say.
+        """
+        if self._index:
+            self.send([self._index, value, None])
+            return self._take()[1]
+        said = {0: value}
+        for _ in self._out:
+            index, other, _ = self._take()
+            said[index] = other
+        values = [said[i] for i in range(len(self._peers))]
+        self.send([0, values, None])
+        return values
+
+    def send(self, message: list[Any]) -> None:
+        """Sends to the first process, and from it to all others."""
+        for box in self._out:
+            box.put(json.dumps(message).encode())
+
+    def fail(self, why: str) -> None:
+        """Tells the others that this process fails."""
+        for peer, box in zip(self._peers[1:] if self._index == 0 else self._peers[:1], self._out):
+            # One that has failed as well would keep this process waiting until the time-out.
+            if answers(peer.address):
+                with contextlib.suppress(tf.errors.OpError):
+                    box.put(json.dumps([self._index, None, why]).encode())
+
+    def _take(self) -> list[Any]:
+        wait = _FIRST_WAIT_SECS
+        # To take what is not there yet would reach the time limit of the session, and fail.
+        while not self._inbox.size():
+            self._watch.check()
+            time.sleep(wait)
+            # Mostly the others are as fast as this one; but a search may take them a minute.
+            wait = min(2 * wait, POLL_SECONDS)
+        message = json.loads(self._inbox.take())
+        index, _, why = message
+        if why is not None:
+            self.is_told = index == 0
+            raise RuntimeError(f"{self._peers[index]} has stopped: {why}")
+        return message
+
+
+@contextlib.contextmanager
+def exchanging(
+    peers: Sequence[Peer], index: int, server: tf.distribute.Server, name: str, watch: Watch
+) -> Iterator[Exchange]:
+    """Context in which all processes tell each other values, in turns.
+
+    If one fails within, the others do so at their next turn, with its reason.
+
+    Args:
+      peers: all processes.
+      index: the index of this process.
+      server: the server of this process.
+      name: that of this context, which is the same in all processes, and of no other one.
+      watch: the Watch over the other processes.
+    """
+    me = peers[index]
+    others = peers[1:] if index == 0 else peers[:1]
+    with contextlib.ExitStack() as stack:
+
+        def box(owner: Peer) -> Mailbox:
+            return stack.enter_context(
+                # A value of each process, and why it fails then.
+                mailbox(server, me, owner, name, tf.string, 2 * len(peers))
+            )
+
+        exchange = _Exchange(peers, index, box(me), [box(peer) for peer in others], watch)
+        try:
+            yield exchange
+        except BaseException as error:
+            if not exchange.is_told:
+                exchange.fail(f"{type(error).__name__}: {error}")
+            raise
 
 
 def wait_at_end(peers: Sequence[Peer], index: int, server: tf.distribute.Server) -> None:

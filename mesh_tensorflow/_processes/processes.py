@@ -23,10 +23,13 @@ from tensorflow.python.distribute.cluster_resolver.slurm_cluster_resolver import
 from mesh_tensorflow._paths import readable
 from mesh_tensorflow._processes.peers import (
     POLL_SECONDS,
+    Exchange,
     Peer,
     PeerLostError,
     Watch,
     answers,
+    exchanging,
+    place_of,
     server_of,
     wait_at_end,
     wait_for,
@@ -434,6 +437,22 @@ class Processes:
         if self._watches:
             return self._watches[0].confirmed()
         return [peer for peer in self.peers if not answers(peer.address)]
+
+    def exchanging(
+        self, server: tf.distribute.Server, name: str
+    ) -> contextlib.AbstractContextManager[Exchange]:
+        """Context in which all processes tell each other values, in turns; see `exchanging`.
+
+        Args:
+          server: the server from `start_server`.
+          name: that of this context, which is the same in all processes, and of no other one.
+        """
+        return exchanging(self.peers, self.index, server, name, self._watches[0])
+
+    @property
+    def machines(self) -> int:
+        """Number of machines that the processes are on, by their addresses."""
+        return len({place_of(address)[0] for address in self.addresses})
 
     def finish(self, server: tf.distribute.Server) -> None:
         """Waits until all processes have called this; call it at the end of each process.

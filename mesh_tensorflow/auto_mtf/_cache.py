@@ -9,6 +9,8 @@ from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._processes.peers import Exchange, alone
+
 
 class Cache:
     """A JSON file of values by keys; every program of a user may write it."""
@@ -28,17 +30,26 @@ class Cache:
         """Returns the value of a key, a dictionary; an empty one if there is none."""
         return self._all().get(key, {})
 
-    def known_or(self, key: str, find: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], bool]:
+    def known_or(
+        self,
+        key: str,
+        find: Callable[[], dict[str, Any]],
+        exchange: Exchange = alone,
+        is_first: bool = True,
+    ) -> tuple[dict[str, Any], bool]:
         """Returns the value of a key, and whether it was known; if not, it is found, and kept.
 
         Args:
           key: a string.
           find: returns the value, a dictionary that JSON can hold.
+          exchange: tells what all processes say, if they find it together.
+          is_first: whether this is the first of them, whose cache counts for all.
         """
-        if known := self.read(key):
+        if known := exchange(self.read(key))[0]:
             return known, True
         found = find()
-        self.keep(key, found)
+        if is_first:
+            self.keep(key, found)
         return found, False
 
     def keep(self, key: str, value: dict[str, Any]) -> None:

@@ -27,24 +27,24 @@ from mesh_tensorflow._core.layout import StoredLayout, given_stored_layout
 from mesh_tensorflow._core.shape import Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow._mesh.devices import threads_by_session
 from mesh_tensorflow._pjrt import pjrt
-from mesh_tensorflow._processes.processes import processes
+from mesh_tensorflow._processes.peers import Exchange, alone
+from mesh_tensorflow._processes.processes import processes, several_of_jax
 from mesh_tensorflow._progress import Progress
 from mesh_tensorflow._units import ms_text
 from mesh_tensorflow.auto_mtf._cache import Cache
 from mesh_tensorflow.auto_mtf._units import signature
 from mesh_tensorflow.auto_mtf.explanation import distinct
 from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile, local_machine, named_like
-from mesh_tensorflow.auto_mtf.profiles import Processors, Profile, estimator_on
+from mesh_tensorflow.auto_mtf.profiles import Processors, Profile, Servers, estimator_on
 from mesh_tensorflow.auto_mtf.step_time import ProgramParts, StepEstimator
 from mesh_tensorflow.estimator import Estimator, RunConfig, step_of_training, steps_to_look_at
-from mesh_tensorflow.estimator.processes import programs_over
+from mesh_tensorflow.estimator.processes import in_cluster, programs_over, servers_of_all
 
 __all__ = [
     "Auto",
     "Choice",
     "Place",
     "Tried",
-    "check_one_process",
     "choose",
     "choose_on",
     "compiling_pays",
@@ -178,7 +178,8 @@ def choose(
         return {"layout": tried[0].layout, "tried": tried}
 
     key = _key_of(graph, mesh_shape, auto, stored_layout, where)
-    found, known = Cache("layouts.json", auto.cache).known_or(key, find)
+    exchange, is_first = (alone, True) if machine is None else (machine.exchange, machine.is_first)
+    found, known = Cache("layouts.json", auto.cache).known_or(key, find, exchange, is_first)
     return Choice(found["layout"], [Tried(*one) for one in found["tried"]], known)
 
 
@@ -194,11 +195,44 @@ def _tried(
 ) -> list[Tried]:
     """Returns the layouts that the cost model prefers, the fastest first; see `choose`."""
     begin, tried = time.monotonic(), list[Tried]()
+    exchange = alone if machine is None else machine.exchange
     if machine is None:
         estimator = StepEstimator(graph, mesh_shape, (), hardware, stored_layout)
     else:
         profile = Profile(auto.seconds / 2, auto.cache, show=show) if auto.profile else None
         estimator = estimator_on(machine, ProgramParts(graph), profile, hardware, stored_layout)
+    # One process searches: the others wait, and leave it the cores that they have in common.
+    is_first = machine is None or machine.is_first
+    named = _preferred(estimator, auto, machine) if is_first else None
+    candidates = exchange(named)[0]
+    error: Optional[tf.errors.ResourceExhaustedError] = None
+    stream = None if show else io.StringIO()
+    with Progress(len(candidates), "try layouts", "layout", stream=stream, leave=False) as progress:
+        for number, (layout, predicted) in enumerate(candidates):
+            left = begin + auto.seconds - time.monotonic()
+            measured, why = None, f"not tried within {auto.seconds:g} s"
+            # The first is always tried: without any, there would be no choice.
+            if exchange(left > 0 or not any(one.measured for one in tried))[0]:
+                try:
+                    share = left / (len(candidates) - number)
+                    measured = _seconds_of(run(layout), share, exchange)
+                except tf.errors.ResourceExhaustedError as e:
+                    error = e
+                if any(exchange(measured is None)):  # in one process, which all others need
+                    measured, why = None, "out of memory"
+            tried.append(Tried(layout, predicted, measured, why))
+            progress.update()
+    ranked = sorted(tried, key=lambda one: (one.measured is None, one.measured, one.predicted))
+    ranked = [Tried(*one) for one in exchange(ranked)[0]]
+    if ranked[0].measured is None:
+        raise error or tf.errors.ResourceExhaustedError(None, None, "in another process")
+    return ranked
+
+
+def _preferred(
+    estimator: StepEstimator, auto: Auto, machine: Optional[Processors]
+) -> list[tuple[str, float]]:
+    """Returns the layouts to try, the one that the cost model prefers first, and their seconds."""
     whole, limit = estimator.estimate(""), auto.memory_limit_bytes
     # On one device all layouts are one program, and differences of their times say nothing.
     merged = machine is not None and machine.executed.size == 1
@@ -207,26 +241,7 @@ def _tried(
     # What is not split is often the fastest on few cores, and a layout that all others must beat.
     if fits and not any(e.layout == whole.layout for e in estimates):
         estimates.append(whole)
-    error: Optional[tf.errors.ResourceExhaustedError] = None
-    stream = None if show else io.StringIO()
-    with Progress(len(estimates), "try layouts", "layout", stream=stream, leave=False) as progress:
-        for number, estimate in enumerate(estimates):
-            left = begin + auto.seconds - time.monotonic()
-            measured, why = None, f"not tried within {auto.seconds:g} s"
-            # The first is always tried: without any, there would be no choice.
-            if left > 0 or not any(one.measured for one in tried):
-                try:
-                    share = left / (len(estimates) - number)
-                    measured = _seconds_of(run(estimate.text), share)
-                except tf.errors.ResourceExhaustedError as e:
-                    error, why = e, "out of memory"
-            tried.append(Tried(estimate.text, estimate.seconds.total, measured, why))
-            progress.update()
-    ranked = sorted(tried, key=lambda one: (one.measured is None, one.measured, one.predicted))
-    if ranked[0].measured is None:
-        assert error is not None
-        raise error
-    return ranked
+    return [(e.text, e.seconds.total) for e in estimates]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,18 +253,28 @@ class Place:
       devices: a device string for each processor.
       simd: whether all processors run one program.
       pjrt: whether it runs on devices of JAX.
+      servers: those of several processes that have the devices; None for one, or for JAX.
     """
 
     shape: Shape
     devices: tuple[str, ...]
     simd: bool = False
     pjrt: bool = False
+    servers: Optional[Servers] = None
+
+    @property
+    def processes(self) -> int:
+        """How many processes have the devices."""
+        if self.pjrt:
+            return processes().count if several_of_jax() else 1
+        specs = [tf.DeviceSpec.from_string(device) for device in self.devices]
+        return len({(spec.job, spec.task) for spec in specs})
 
     @property
     def kind(self) -> str:
         """What the devices are called by their maker; "" for CPUs."""
         if self.pjrt:
-            return pjrt().device_kind(self.shape)
+            return pjrt().device_kind_of(self.shape)
         if not any("gpu" in device.lower() for device in self.devices):
             return ""
         [gpu, *_] = tf2.config.list_physical_devices("GPU")
@@ -264,7 +289,13 @@ class Place:
         if auto.hardware is not None:
             return hardware_profile(auto.hardware)
         if not self.kind:
-            return local_machine(self.shape.size, one_memory=not self.simd and not self.pjrt)
+            several = self.processes > 1
+            return local_machine(
+                self.shape.size,
+                one_memory=not (self.simd or self.pjrt or several),
+                processes=self.processes,
+                machines=processes().machines if several else 1,
+            )
         return named_like(self.kind) or hardware_profile()
 
 
@@ -290,7 +321,8 @@ def choose_on(
       MemoryLimitError: no layout fits in the limit.
       tf.errors.ResourceExhaustedError: no layout could be run.
     """
-    threads_by_session()
+    if place.servers is None:  # which have begun, and have threads for all of their sessions
+        threads_by_session()
     choice = choose(
         graph,
         place.shape,
@@ -299,7 +331,7 @@ def choose_on(
         stored_layout,
         f"simd={place.simd} pjrt={place.pjrt} {place.kind} {place.devices}",
         run,
-        None if place.pjrt else Processors(place.shape, place.devices, place.simd),
+        None if place.pjrt else Processors(place.shape, place.devices, place.simd, place.servers),
         show,
     )
     if show:
@@ -324,33 +356,35 @@ def layout_on(
       auto: see `choose`; None for `Auto()`.
 
     Raises:
-      ValueError: there are several processes.
+      ValueError: there are several processes, which do not serve this one.
       MemoryLimitError: no layout fits in the limit.
       tf.errors.ResourceExhaustedError: no layout could be run.
     """
-    check_one_process(who)
-    # Before TensorFlow lists devices, and before the first session: they decide about threads.
-    threads_by_session()
+    _check_chief(who)
+    if not in_cluster():
+        # Before TensorFlow lists devices, and before the first session: they decide about threads.
+        threads_by_session()
     place = place_of()
     stored = given_stored_layout(place.shape, None, None, None)
     return choose_on(place, graph_of(), auto or Auto(), stored, run, show=True).layout
 
 
-def check_one_process(who: str) -> None:
-    """Checks that this process is alone, as the layouts that are tried run in it.
+def _check_chief(who: str) -> None:
+    """Checks that no other process chooses a layout of its own, as times differ.
 
     Args:
       who: what asks for it, for errors.
 
     Raises:
-      ValueError: there are others.
+      ValueError: there are others, which do not serve this one.
     """
     number = max(processes().count, len(programs_over(RunConfig().cluster_spec)))
-    if number > 1:
+    serve = in_cluster() or (several_of_jax() and pjrt().driving())
+    if number > 1 and not serve:
         raise ValueError(
-            f"{who} tries layouts in one process only, and there are {number}. Let one process "
-            "choose it, on a mesh of this shape, and give all of them the layout that it prints. "
-            "mtf.auto_mtf.layout runs nothing, and returns the same in each"
+            f"{who}: there are {number} processes, and each would choose a layout by times of its "
+            "own. Call it in a function that mtf.estimator.run_cluster runs in the first one, or "
+            "let one process choose the layout, on a mesh of this shape, and give it to all"
         )
 
 
@@ -385,15 +419,18 @@ def layout_of_estimator(
       auto: for how long layouts are looked for, and how many are tried; None for `Auto()`.
 
     Raises:
-      ValueError: there are several processes, or the model function makes no Lowering.
+      ValueError: there are several processes, and this is not within `run_cluster`; or the model
+        function makes no Lowering.
       MemoryLimitError: no layout fits in the limit.
       tf.errors.ResourceExhaustedError: no layout could be run.
     """
 
     def place_of() -> Place:
         shape, simd, pjrt = convert_to_shape(mesh_shape), mesh_impl == "simd", mesh_impl == "pjrt"
-        found = [""] * shape.size if pjrt else Processors(shape, devices, simd).devices
-        return Place(shape, tuple(found), simd, pjrt)
+        if pjrt:
+            return Place(shape, ("",) * shape.size, simd, pjrt)
+        found = Processors(shape, devices, simd).devices
+        return Place(shape, tuple(found), simd, pjrt, servers_of_all(estimator_of("").config))
 
     return layout_on(
         "layout_of_estimator",
@@ -451,16 +488,18 @@ def compiling_pays(
 
 
 def _seconds_of(
-    opened: contextlib.AbstractContextManager[Callable[[], Any]], budget: float
+    opened: contextlib.AbstractContextManager[Callable[[], Any]],
+    budget: float,
+    exchange: Exchange = alone,
 ) -> float:
-    """Returns the median time of the steps that a context runs."""
+    """Returns the median time of the steps that a context runs, as the first process has it."""
     begin = time.monotonic()
     with opened as step:
         step()  # in which programs are compiled, and memory is found
         times: list[float] = []
-        while len(times) < _STEPS:
-            if len(times) >= _FEWEST and time.monotonic() > begin + budget:
-                break
+        while exchange(
+            len(times) < _FEWEST or (len(times) < _STEPS and time.monotonic() <= begin + budget)
+        )[0]:
             start = time.perf_counter()
             step()
             times.append(time.perf_counter() - start)

@@ -23,7 +23,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, Protocol, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -47,6 +47,7 @@ from mesh_tensorflow._mesh.devices import (
     threads_by_session,
 )
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl, summands_of
+from mesh_tensorflow._processes.peers import Exchange, alone
 from mesh_tensorflow._progress import Progress
 from mesh_tensorflow.auto_mtf._cache import Cache
 from mesh_tensorflow.auto_mtf._units import signature
@@ -107,17 +108,44 @@ class Profile:
 # -- where operations are timed
 
 
+class Servers(Protocol):
+    """The servers of several processes, whose processors a mesh has."""
+
+    @property
+    def local(self) -> Optional[Sequence[int]]:
+        """The numbers of the processors that this process computes for; None for all."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process decides what all do."""
+
+    @property
+    def exchange(self) -> Exchange:
+        """What tells all processes that do the same what each of them says."""
+
+    def session(self, graph: tf.Graph, options: Optional[tf.GraphOptions] = None) -> tf.Session:
+        """Returns a session that has the processors of all processes."""
+
+    def run(self, session: tf.Session, fetches: Any) -> Any:
+        """Returns what a session fetches, without waiting forever for a lost process."""
+
+
 class Processors:
-    """Where a program runs: the processors of a mesh in this process, logical CPUs or GPUs.
+    """Where a program runs: the processors of a mesh, logical CPUs or GPUs.
 
     Attributes:
       shape: the Shape of the mesh.
       devices: a device string for each processor.
       simd: whether they run one program.
+      servers: those of several processes; None if all processors are in this one.
     """
 
     def __init__(
-        self, shape: ShapeLike, devices: Optional[Sequence[str]] = None, simd: bool = False
+        self,
+        shape: ShapeLike,
+        devices: Optional[Sequence[str]] = None,
+        simd: bool = False,
+        servers: Optional[Servers] = None,
     ):
         """Creates the Processors of a mesh.
 
@@ -125,13 +153,24 @@ class Processors:
           shape: the shape of the mesh.
           devices: a device for each; None for the first GPUs, or logical CPUs, of the process.
           simd: whether they run one program.
+          servers: those of several processes, if all processes do what is done here.
         """
         self.shape = convert_to_shape(shape) or Shape([])
-        self.simd = simd
+        self.simd, self.servers = simd, servers
         found = list(default_devices() if devices is None else devices)
         if devices is None and len(found) < self.shape.size:
             found = [f"/device:CPU:{i}" for i in range(self.shape.size)]
         self.devices = found[: self.shape.size] if devices is None else found
+
+    @property
+    def exchange(self) -> Exchange:
+        """What tells all processes that do the same what each of them says."""
+        return alone if self.servers is None else self.servers.exchange
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process decides what all do."""
+        return self.servers is None or self.servers.is_first
 
     @property
     def key(self) -> str:
@@ -184,10 +223,14 @@ class Processors:
 
     def run(self, layout: str, program: Callable[[MeshImpl], Any]) -> Any:
         """Returns what a program returns that is given the mesh in a layout."""
-        threads_by_session()  # before a SIMD program is traced, with which TensorFlow begins
+        if self.servers is None:  # before a SIMD program is traced, with which TensorFlow begins
+            threads_by_session()
         if not self.simd:
             return program(self._placement(layout))
-        return replicate(lambda: program(SimdMeshImpl(self.shape, layout)), devices=self.devices)
+        local = None if self.servers is None else self.servers.local
+        return replicate(
+            lambda: program(SimdMeshImpl(self.shape, layout)), devices=self.devices, local=local
+        )
 
     def session(self, graph: tf.Graph, layout: str, optimized: bool = True) -> tf.Session:
         """Returns a session for a tf graph, with the threads of a program in a layout.
@@ -198,15 +241,28 @@ class Processors:
           optimized: whether TensorFlow optimizes the graph, as it does the user's.
         """
         config = tf.ConfigProto()
-        rules = convert_to_layout_rules(layout)
-        set_cpus(config, local_cpus(self.devices), self.shape, rules, own_threads=True)
         options = config.graph_options
         if not optimized:
             # What is timed is there several times, and nothing reads it: one optimizer would leave
             # it out, and the other would compute it once.
             options.rewrite_options.disable_meta_optimizer = True
             options.optimizer_options.opt_level = tf.OptimizerOptions.L0
+        if self.servers is not None:  # which have threads for all of their sessions
+            return self.servers.session(graph, options)
+        rules = convert_to_layout_rules(layout)
+        set_cpus(config, local_cpus(self.devices), self.shape, rules, own_threads=True)
         return tf.Session(graph=graph, config=config)
+
+    def runner(self, session: tf.Session, fetch: tf.Operation) -> Callable[[], Any]:
+        """Returns a function that runs an operation in a session.
+
+        Args:
+          session: what `session` returned.
+          fetch: the operation.
+        """
+        if self.servers is None:
+            return session.make_callable(fetch)
+        return functools.partial(self.servers.run, session, fetch)
 
 
 def layout_over(names: Iterable[str]) -> str:
@@ -318,7 +374,7 @@ def _times_of(
       graph: the program that it is of.
       wanted: what is to be timed.
       machine: the Processors.
-      more: called for each; returns whether to go on.
+      more: called for each; returns whether to go on, in all processes alike.
     """
     times: list[Optional[float]] = []
     # By shapes and layout: a step of what is timed begins with its inputs.
@@ -336,7 +392,8 @@ def _times_of(
                 steps[number] = sessions.step(some[number], fetch)
                 if not (goes_on := more()):
                     break
-            least = _least({key: step for key, step in steps.items() if step is not None})
+            can_run = {key: step for key, step in steps.items() if step is not None}
+            least = _least(can_run, machine.exchange)
         of_inputs.update((key, least[key]) for key in inputs)
         for number, one in enumerate(some):
             if number in least:
@@ -374,12 +431,13 @@ class _Sessions(contextlib.ExitStack):
         if timed.program not in self._opened:
             opened = self._machine.session(self._graph, timed.program, optimized=False)
             self._opened[timed.program] = self.enter_context(contextlib.closing(opened))
-        run = self._opened[timed.program].make_callable(fetch)
+        run = self._machine.runner(self._opened[timed.program], fetch)
         try:
             run()
+            can = True
         except _CANNOT:
-            return None
-        return run
+            can = False
+        return run if all(self._machine.exchange(can)) else None
 
 
 def _fetch_if_possible(graph: Graph, timed: _Timed, machine: Processors) -> Optional[tf.Operation]:
@@ -389,21 +447,30 @@ def _fetch_if_possible(graph: Graph, timed: _Timed, machine: Processors) -> Opti
         return None
 
 
-def _least(steps: Mapping[Hashable, Callable[[], Any]]) -> dict[Hashable, float]:
-    """Returns the shortest times of some steps.
+def _least(
+    steps: Mapping[Hashable, Callable[[], Any]], exchange: Exchange = alone
+) -> dict[Hashable, float]:
+    """Returns the shortest times of some steps, those of the first process.
 
     Other load on the machine only adds to a time, but may last for longer than a step is run in a
     row. So they take turns.
+
+    Args:
+      steps: functions, each of which does a step.
+      exchange: tells what all processes say.
     """
     times: dict[Hashable, list[float]] = {key: [] for key in steps}
     for number in range(_ROUNDS):
         for key in steps if number % 2 == 0 else reversed(list(steps)):
-            if number >= 2 and number * min(times[key]) > _RUN_SECONDS:
+            # All processes go the same way, or one would wait for others in a sum forever. After
+            # their talk they also begin at the same time.
+            if exchange(number >= 2 and number * min(times[key]) > _RUN_SECONDS)[0]:
                 continue
             start = time.perf_counter()
             steps[key]()
             times[key].append(time.perf_counter() - start)
-    return {key: min(column) for key, column in times.items()}
+    least = exchange([min(column) for column in times.values()])[0]
+    return dict(zip(times, least))
 
 
 # -- the costs
@@ -544,7 +611,8 @@ class MeasuredCosts(CostModel):
         begin = time.monotonic()
         where = f"{_FORM} {machine.key} {tf.__version__} {os.uname().nodename} {os.cpu_count()}"
         cache = Cache("profiles.json", profile.cache)
-        kept = cache.read(where)
+        # What the first process knows, in all: they time the same operations in the same order.
+        kept = machine.exchange(cache.read(where))[0]
         hashed = {key: hashlib.sha256(key.encode()).hexdigest()[:24] for key in self._wanted}
         whole = hashlib.sha256("".join(sorted(hashed.values())).encode()).hexdigest()
         # These are changed in place: the costs of other layouts have the same dictionaries.
@@ -555,7 +623,8 @@ class MeasuredCosts(CostModel):
         if missing and whole not in kept:
             self._time(missing, machine, profile, begin)
             times = {hashed[key]: seconds for key, seconds in self._seconds.items()}
-            cache.keep(where, {**kept, **times, whole: float(len(times))})
+            if machine.is_first:
+                cache.keep(where, {**kept, **times, whole: float(len(times))})
         self._compare()
         self.spent = time.monotonic() - begin
 
@@ -567,7 +636,7 @@ class MeasuredCosts(CostModel):
 
             def more() -> bool:
                 progress.update()
-                return time.monotonic() - begin < profile.seconds
+                return machine.exchange(time.monotonic() - begin < profile.seconds)[0]
 
             times = _times_of(self._graph, [self._wanted[key] for key in keys], machine, more)
         self._seconds.update({key: t for key, t in zip(keys, times) if t is not None})

@@ -21,6 +21,7 @@ from mesh_tensorflow._processes.peers import (
     POLL_SECONDS,
     Peer,
     Watch,
+    alone,
     answers,
     follow,
     lead,
@@ -186,23 +187,82 @@ def session_creator_for(
     Returns:
       a SessionCreator.
     """
-    session_config = config.effective_session_config
     if _watch is None:
         master = config.evaluation_master if evaluation else config.master
         return tf.train.ChiefSessionCreator(
-            scaffold, master=master, config=session_config, **kwargs
+            scaffold, master=master, config=config.effective_session_config, **kwargs
         )
+    creator = tf.train.ChiefSessionCreator(
+        scaffold, master=_own_address(config), config=_config_of_all(config), **kwargs
+    )
+    return WatchedSessionCreator(creator.create_session, _watch)
+
+
+def _config_of_all(config: RunConfig) -> tf.ConfigProto:
+    """Returns the configuration of sessions on all processes of a cluster."""
     # It may be the caller's own, for other estimators as well.
-    session_config = copy.deepcopy(session_config)
+    session_config = copy.deepcopy(config.effective_session_config)
     if config.session_config is None:
         del session_config.device_filters[:]  # which would hide the workers
     # Evaluation during training has variables with the same names.
     session_config.isolate_session_state = True
     _set_leader(session_config, config)
-    creator = tf.train.ChiefSessionCreator(
-        scaffold, master=_own_address(config), config=session_config, **kwargs
-    )
-    return WatchedSessionCreator(creator.create_session, _watch)
+    return session_config
+
+
+class ServedByAll:
+    """The servers of a cluster whose chief runs the program of all, within `run_cluster`.
+
+    Attributes:
+      local: None, as the chief computes for the processors of all.
+      is_first: True.
+      exchange: what tells this process what it says.
+    """
+
+    local = None
+    is_first = True
+    exchange = staticmethod(alone)
+
+    def __init__(self, config: RunConfig) -> None:
+        """Opens nothing yet.
+
+        Args:
+          config: that of an estimator.
+        """
+        self._config = config
+
+    def session(self, graph: tf.Graph, options: Optional[tf.GraphOptions] = None) -> tf.Session:
+        """Returns a session that has the devices of all processes.
+
+        Args:
+          graph: its tf graph.
+          options: how TensorFlow optimizes it; None for as the estimator says.
+        """
+        config = _config_of_all(self._config)
+        if options is not None:
+            config.graph_options.CopyFrom(options)
+        session = tf.Session(_own_address(self._config), graph=graph, config=config)
+        if _watch is not None:
+            _watch.add_session(session)
+        return session
+
+    def run(self, session: tf.Session, fetches: Any) -> Any:
+        """Returns what a session fetches.
+
+        Args:
+          session: what `session` returned.
+          fetches: those of `session.run`.
+        """
+        return session.run(fetches)
+
+
+def servers_of_all(config: RunConfig) -> Optional[ServedByAll]:
+    """Returns the servers of a cluster within `run_cluster`; None elsewhere.
+
+    Args:
+      config: that of an estimator.
+    """
+    return ServedByAll(config) if in_cluster() else None
 
 
 # -- the processors of a mesh that all processes share

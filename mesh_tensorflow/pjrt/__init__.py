@@ -19,10 +19,11 @@ if _jax.__version_info__ < (0, 8):
         "TensorFlow 2.19, or newer ones"
     )
 
-from mesh_tensorflow.pjrt._devices import device_kind as device_kind
+from mesh_tensorflow.pjrt._devices import driving as driving
 from mesh_tensorflow.pjrt._devices import gathered
 from mesh_tensorflow.pjrt._function import Collectives, Lowered, export, function
 from mesh_tensorflow.pjrt._in_session import in_session
+from mesh_tensorflow.pjrt._programs import device_kind_of as device_kind_of
 from mesh_tensorflow.pjrt._programs import run_in_chief
 from mesh_tensorflow.pjrt._store import ArrayStore, restore, save
 from mesh_tensorflow.pjrt._trace import mesh_impl

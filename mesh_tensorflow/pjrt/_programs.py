@@ -52,6 +52,7 @@ from mesh_tensorflow.pjrt._devices import (
     all_dtypes,
     check_kept,
     described,
+    device_kind,
     device_mesh,
     driving,
     join,
@@ -314,6 +315,9 @@ class Executor:
         self.programs[number].assign(name, value)
         return _NOTHING
 
+    def _kind(self, mesh: Sequence[tuple[str, int]]) -> Answer:
+        return device_kind(Shape([Dimension(*d) for d in mesh])), ()
+
     def _read(self, number: int, name: str) -> Answer:
         parts = _own_parts(self.programs[number].current(name))
         return [begin for begin, _ in parts], [value for _, value in parts]
@@ -354,6 +358,7 @@ CALLS: dict[str, Callable[..., Answer]] = {
     "define": Executor._define,  # a program
     "forget": Executor._forget,  # a program and its variables
     "run": Executor._run,  # a step
+    "kind": Executor._kind,  # of the devices of a mesh
     "assign": Executor._assign,  # the whole value of a variable
     "read": Executor._read,  # a variable: its parts that are here, copies once over all processes
     "write": Executor._write,  # these parts of variables, to a file; answers its path, or None
@@ -414,6 +419,17 @@ class Programs:
         # This process has what the others read from the message.
         self._do(message, lambda: self._executor.add(number, description, graph_def))
         return number
+
+    def device_kind(self, mesh_shape: Shape) -> str:
+        """Returns what the devices of a mesh are called by their maker; "" for CPUs.
+
+        Args:
+          mesh_shape: a Shape.
+        """
+        # In all processes: JAX makes its devices when it is asked first, and waits there for what
+        # the other processes have.
+        (kind, _), _ = self._do(Message("kind", [[(d.name, d.size) for d in mesh_shape]]))
+        return kind
 
     def forget(self, number: int) -> None:
         """Removes a program before the next call; may be called at any time, in any thread.
@@ -551,6 +567,15 @@ def programs_alone() -> Programs:
 def current_programs() -> Programs:
     """Returns the programs to which a new one is added."""
     return _current.get()
+
+
+def device_kind_of(mesh_shape: Shape) -> str:
+    """Returns what the devices of a mesh are called by their maker; "" for CPUs.
+
+    Args:
+      mesh_shape: a Shape.
+    """
+    return current_programs().device_kind(mesh_shape)
 
 
 def programs_over(peers: PeerProcesses) -> contextlib.AbstractContextManager[None]:

@@ -228,6 +228,17 @@ class _SessionProgram:
         # Programs compute with slices, to which masters with values of their own are copied.
         self.session.run(self._to_slices)
 
+    def free(self) -> None:
+        """Frees the variables, for which nothing can be run any more."""
+        with self.graph.as_default():
+            held = [op for op in self.graph.get_operations() if op.type == "VarHandleOp"]
+            freed = []
+            for op in held:
+                with tf.device(op.device):
+                    freed.append(tf.raw_ops.DestroyResourceOp(resource=op.outputs[0]))
+        # Several processes have handles of what the first one has, and one frees it first.
+        self.session.run(freed)
+
     def fitted(self, batch: Batch) -> Batch:
         """Returns a batch with the dtypes of the first one, to which a session would cut it.
 
@@ -336,6 +347,7 @@ class SessionEngine(Engine):
         features: Features,
         seed: Optional[int],
         choosing: Optional[Choosing] = None,
+        when_built: Optional[Callable[[], object]] = None,
     ):
         """Creates an engine.
 
@@ -346,7 +358,9 @@ class SessionEngine(Engine):
           features: the features of a training batch.
           seed: the seed of initial values and of random operations.
           choosing: what chooses by the first batch how steps run; None if `placing` says it.
+          when_built: called before anything is run of the training program.
         """
+        self._when_built = when_built
         self._choosing = choosing
         self._model, self._eval_model = model, eval_model
         self._placing, self._features = placing, features
@@ -364,8 +378,10 @@ class SessionEngine(Engine):
         if self._choosing is not None:
             model, features = self._model, self._features
 
-            def engine_of(placing: Placing) -> SessionEngine:
-                return SessionEngine(model, model, placing, features, self._seed)
+            def engine_of(placing: Placing, when_built: Callable[[], object]) -> SessionEngine:
+                return SessionEngine(
+                    model, model, placing, features, self._seed, when_built=when_built
+                )
 
             self._placing = self._choosing.placing(model, self._placing, features, batch, engine_of)
         self.layout = ";".join(f"{d}:{m}" for d, m in self._placing.rules.pairs)
@@ -380,6 +396,8 @@ class SessionEngine(Engine):
             initial,
         )
         self.lowered = self._training.lowered
+        if self._when_built is not None:
+            self._when_built()
         self._training.initialize(checkpoint)
         # Several processes have restored it where they initialized.
         if checkpoint is not None and self._placing.cluster is None:
@@ -567,6 +585,11 @@ class SessionEngine(Engine):
         """Returns the whole values of all variables, by name."""
         assert self._training is not None
         return self._training.values()
+
+    def forget(self) -> None:
+        """Frees the variables of training, which servers of several processes would keep."""
+        if self._training is not None and self._placing.cluster is not None:
+            self._training.free()
 
     def close(self) -> None:
         """Closes the sessions."""

@@ -22,9 +22,8 @@ from mesh_tensorflow._mesh.variables.store import VariableStore
 from mesh_tensorflow._pjrt import pjrt
 from mesh_tensorflow._progress import Progress
 from mesh_tensorflow.auto_mtf.hardware import Hardware
-from mesh_tensorflow.auto_mtf.measured import Auto, check_one_process
+from mesh_tensorflow.auto_mtf.measured import Auto
 from mesh_tensorflow.checkpoint import CheckpointError, Resize, fault_of
-from mesh_tensorflow.estimator.processes import in_cluster
 from mesh_tensorflow.ops import Precision
 from mesh_tensorflow.optimize import ExponentialMovingAverage
 from mesh_tensorflow.train._data import AnyDataset, Features, Part, Source, opened, source_of
@@ -415,6 +414,9 @@ def fit(
     placing, is_timed = compiled_or_not(placing, jit_compile)
     features, source = _features_and_source(data, dims, placing, shuffle, seed)
     _check_kind(model, mesh, auto, store)
+    cluster = placing.cluster
+    # The others would write the same messages, logs and checkpoints once more.
+    chief = cluster is None or cluster.processes.is_chief
     if optimizer is None:
         engine: Engine = StepEngine(model_fn, eval_fn, store, features, seed)
     else:
@@ -422,11 +424,8 @@ def fit(
         eval_model = model if eval_fn is None else dataclasses.replace(model, fn=eval_fn)
         choosing = None
         if auto is not None or is_timed:
-            choosing = Choosing(auto or Auto(), auto is not None, is_timed, show=progress)
+            choosing = Choosing(auto or Auto(), auto is not None, is_timed, progress and chief)
         engine = SessionEngine(model, eval_model, placing, features, seed, choosing)
-    cluster = placing.cluster
-    # The others would write the same messages, logs and checkpoints once more.
-    chief = cluster is None or cluster.processes.is_chief
     loop = Loop(
         engine=engine,
         run=Run(steps, directory, logdir, told),
@@ -513,10 +512,6 @@ def _layout_or_auto(
     auto = Auto() if layout == "auto" else layout
     if not isinstance(auto, Auto):
         return auto, None
-    # Within run_cluster, one process runs the program of all. Elsewhere each would choose for
-    # itself, and processes in two layouts wait for each other forever.
-    if not in_cluster():
-        check_one_process('fit: layout="auto"')
     if mesh_impl is not None and not isinstance(mesh_impl, str):
         raise ValueError(
             f"fit: layout={layout!r} is given besides mesh_impl, which has a layout. Give "

@@ -34,7 +34,7 @@ from mesh_tensorflow._mesh.devices import (
 )
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._pjrt import pjrt
-from mesh_tensorflow._processes.peers import POLL_SECONDS
+from mesh_tensorflow._processes.peers import POLL_SECONDS, Exchange
 from mesh_tensorflow._processes.processes import Processes, check_described, is_pjrt, processes
 from mesh_tensorflow._stop_signals import StopSignals
 from mesh_tensorflow.auto_mtf.measured import Auto, Place, choose_on, compiling_pays
@@ -70,7 +70,7 @@ class Cluster:
         """
         self.processes, self.per_process = found, per_process
         self._server = found.start_server(per_process)
-        self._runs = 0
+        self._runs = self._talks = 0
         self._finished = False
         # A process that ends early would take its slices away from the others.
         atexit.register(self._at_exit)
@@ -80,14 +80,28 @@ class Cluster:
         """The numbers of the processors of this process."""
         return self.processes.local(self.per_process)
 
-    def session(self, graph: tf.Graph) -> tf.Session:
+    def session(self, graph: tf.Graph, options: Optional[tf.GraphOptions] = None) -> tf.Session:
         """Returns a session on the server of this process.
 
         Args:
           graph: its tf graph.
+          options: how TensorFlow optimizes it; None for as usual.
         """
         config = self.processes.config(self.per_process)
+        if options is not None:
+            config.graph_options.CopyFrom(options)
         return tf.Session(self._server.target, graph=graph, config=config)
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[Together]:
+        """Context in which all processes do the same, and tell each other what they find.
+
+        All enter such contexts in the same order. If one fails within, all do, with its reason.
+        """
+        self._talks += 1
+        name = f"fit_talks_{self._talks}"
+        with self.processes.exchanging(self._server, name) as exchange:
+            yield Together(self, exchange)
 
     def next_container(self) -> str:
         """Returns the name of the place on the servers where the next run has its variables."""
@@ -106,6 +120,37 @@ class Cluster:
         # would never come.
         if getattr(sys, "last_type", None) is None:  # no error ended the program
             self.finish()
+
+
+@dataclasses.dataclass(frozen=True)
+class Together:
+    """Processes of a Cluster that do the same; they are the Servers of a profile.
+
+    Attributes:
+      cluster: the Cluster.
+      exchange: tells all of them what each says.
+    """
+
+    cluster: Cluster
+    exchange: Exchange
+
+    @property
+    def local(self) -> list[int]:
+        """The numbers of the processors of this process."""
+        return self.cluster.local
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process decides what all do."""
+        return self.cluster.processes.is_chief
+
+    def session(self, graph: tf.Graph, options: Optional[tf.GraphOptions] = None) -> tf.Session:
+        """Returns a session; see Cluster."""
+        return self.cluster.session(graph, options)
+
+    def run(self, session: tf.Session, fetches: Any) -> Any:
+        """Returns what a session fetches, without waiting forever for a lost process."""
+        return self.cluster.processes.run(session, fetches)
 
 
 # What processes tell each other, by the names of variables.
@@ -537,7 +582,7 @@ class Choosing:
         placing: Placing,
         features: Features,
         batch: Batch,
-        engine_of: Callable[[Placing], SessionEngine],
+        engine_of: Callable[[Placing, Callable[[], object]], SessionEngine],
     ) -> Placing:
         """Returns where the run is placed, so that its steps are the fastest.
 
@@ -546,20 +591,41 @@ class Choosing:
           placing: where programs run; without a layout, if that is chosen.
           features: the features of a training batch.
           batch: a batch, which all steps that are timed are of.
-          engine_of: returns a new engine for a Placing.
+          engine_of: returns a new engine for a Placing, which calls a function before it runs
+            what it has built.
         """
+        together: Optional[Together] = None
+
+        def when_built() -> None:
+            if together is not None:
+                # One that could not build it says so here; the others would wait for it in a step.
+                together.exchange(None)
 
         @contextlib.contextmanager
         def run(tried: Placing) -> Iterator[Callable[[], Any]]:
-            engine = engine_of(tried)
+            engine = engine_of(tried, when_built)
             try:
                 engine.prepare(batch, None, None)
                 yield lambda: engine.train(batch)
+                engine.forget()
             finally:
                 engine.close()
 
-        place = Place(placing.shape, placing.devices, placing.simd, placing.pjrt)
-        graph = _graph_of(model, features, batch)
+        with contextlib.ExitStack() as stack:
+            if placing.cluster is not None:
+                together = stack.enter_context(placing.cluster.together())
+            graph = _graph_of(model, features, batch)
+            place = Place(placing.shape, placing.devices, placing.simd, placing.pjrt, together)
+            return self._chosen(place, placing, graph, run)
+
+    def _chosen(
+        self,
+        place: Place,
+        placing: Placing,
+        graph: mtf.Graph,
+        run: Callable[[Placing], contextlib.AbstractContextManager[Callable[[], Any]]],
+    ) -> Placing:
+        """Returns where the run is placed; see `placing`."""
         if self.layout:
             stored = stored_layout(placing.shape, **placing.stored) if placing.stored else None
             start = placing

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 import types
@@ -10,11 +11,11 @@ import numpy as np
 import pytest
 from helpers import processes
 from helpers.paths import environment
-from helpers.train import linear, odd_sizes, several
+from helpers.train import chosen, linear, odd_sizes, several
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import launch
-from mesh_tensorflow._processes.processes import check_described, variables_for
+from mesh_tensorflow._processes.processes import check_described
 from mesh_tensorflow.train._placing import Placing, find_cluster
 
 
@@ -82,14 +83,49 @@ def test_processes_that_do_not_fit(monkeypatch):
         linear.fit(1, mesh_impl=impl)
 
 
+def chosen_in_two(directory, runtime, impl, what):
+    """Returns what two processes of helpers.train.chosen have written, and what both have said."""
+    command = [sys.executable, "-m", "mesh_tensorflow.launch", "--processes", "2", "--show_all"]
+    command += ["--runtime", runtime, chosen.__file__, str(directory / "out")]
+    done = subprocess.run(
+        [*command, str(directory / "cache.json"), impl, what],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads((directory / f"out.{i}").read_text()) for i in range(2)], done.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime, impl", [("tensorflow", "simd"), ("pjrt", "pjrt")])
-def test_each_process_would_choose_a_layout_of_its_own(runtime, impl, monkeypatch):
-    """Their times differ; an error before any server is started, which would wait for the other."""
-    for name, value in variables_for(["127.0.0.1:1", "127.0.0.1:2"], 1, runtime).items():
-        monkeypatch.setenv(name, value)
-    for layout in ("auto", mtf.auto_mtf.Auto(seconds=5)):
-        with pytest.raises(ValueError, match=r'fit: layout="auto" tries .*only, and there are 2'):
-            linear.fit(1, mesh_shape="rows:2", layout=layout, mesh_impl=impl)
+def test_two_processes_choose_one_layout(runtime, impl, tmp_path):
+    (first, second), shown = chosen_in_two(tmp_path, runtime, impl, "runs")
+    assert first == second
+    np.testing.assert_allclose(first["losses"], linear.fit(3).losses, rtol=1e-5)
+    # The first process says it, once.
+    assert shown.count(f"layout {first['layout'] or 'no splits'}: the fastest of ") == 1
+    again, shown = chosen_in_two(tmp_path, runtime, impl, "runs")
+    assert again == [first, first] and shown.count("in an earlier run") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime, impl", [("tensorflow", "simd"), ("pjrt", "pjrt")])
+def test_all_fail_if_the_first_process_finds_no_layout(runtime, impl, tmp_path):
+    (first, second), _ = chosen_in_two(tmp_path, runtime, impl, "limit")
+    assert first["error"].startswith("MemoryLimitError: no layout fits in")
+    stopped = r"RuntimeError: /job:worker/task:0 at 127.0.0.1:\d+ has stopped: "
+    assert re.match(f"{stopped}MemoryLimitError: no layout fits", second["error"])
+
+
+@pytest.mark.slow
+def test_all_fail_if_another_process_cannot_try_a_layout(tmp_path):
+    (first, second), _ = chosen_in_two(tmp_path, "tensorflow", "simd", "other")
+    assert second["error"] == "KeyError: 'nothing of that name is here'"
+    stopped = r"RuntimeError: /job:worker/task:1 at 127.0.0.1:\d+ has stopped: "
+    assert re.match(f"{stopped}{second['error']}", first["error"])
 
 
 @pytest.mark.parametrize(

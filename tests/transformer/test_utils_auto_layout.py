@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 
 import gin
 import numpy as np
@@ -9,9 +11,11 @@ import pytest
 import tensorflow.compat.v1 as tf
 from absl.testing import flagsaver
 from helpers.oracle import utils_runs as runs
-from helpers.paths import FIXTURES
+from helpers.paths import FIXTURES, environment
+from helpers.transformer import chosen_in_utils
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow._processes.processes import variables_for
 from mesh_tensorflow.transformer import dataset, main, utils
 from mesh_tensorflow.transformer.utils import _auto_layout
 
@@ -78,7 +82,22 @@ def test_the_flags_say_layout_and_mesh(tmp_path, monkeypatch, capsys):
     assert np.isfinite(runs.summaries(asked["model_dir"])["loss"])
 
 
-def test_a_layout_that_cannot_be_chosen(tmp_path, monkeypatch):
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "runtime, impl", [("tensorflow", "placement"), ("tensorflow", "simd"), ("pjrt", "pjrt")]
+)
+def test_in_two_processes_the_first_one_chooses(runtime, impl, tmp_path):
+    command = [sys.executable, "-m", "mesh_tensorflow.launch", "--processes", "2"]
+    command += ["--runtime", runtime, chosen_in_utils.__file__, str(tmp_path), impl]
+    done = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stderr.count(": the fastest of ") == 1
+    assert tf.train.load_checkpoint(str(tmp_path)).get_tensor("global_step") == 2
+
+
+def test_a_layout_that_cannot_be_chosen(tmp_path):
     def fails(message, mode="train", more=""):
         with pytest.raises(ValueError, match=message):
             runs.call(utils.run, str(tmp_path), "lm", mode, further(tmp_path, more))
@@ -86,13 +105,6 @@ def test_a_layout_that_cannot_be_chosen(tmp_path, monkeypatch):
     fails("chooses a layout by steps of training, but mode is 'perplexity_eval'", "perplexity_eval")
     per_replica = 'run.batch_size = ("tokens_per_replica", 64)'
     fails('such as \\("tokens_per_batch", 64\\)', more=per_replica)
-    addresses = [f"127.0.0.1:{port}" for port in (1, 2)]
-    described = {
-        "cluster": {"chief": addresses[:1], "worker": addresses[1:]},
-        "task": {"type": "chief", "index": 0},
-    }
-    monkeypatch.setenv("TF_CONFIG", json.dumps(described))
-    fails("tries layouts in one process only, and there are 2")
 
 
 def test_an_object_says_how(tmp_path):
@@ -117,3 +129,12 @@ def test_an_estimator_without_a_lowering_has_no_layout(tmp_path):
 
     with pytest.raises(ValueError, match="model_fn makes no mtf\\.Lowering in training"):
         mtf.auto_mtf.layout_of_estimator(estimator_of, data, "all:2")
+
+
+def test_each_process_would_choose_a_layout_of_its_own(monkeypatch):
+    """An error before any server is started, which would wait for the other."""
+    for name, value in variables_for(["127.0.0.1:1", "127.0.0.1:2"], 0, "tensorflow").items():
+        monkeypatch.setenv(name, value)
+    text = "layout_of_estimator: there are 2 processes, and each would choose .*run_cluster runs"
+    with pytest.raises(ValueError, match=text):
+        mtf.auto_mtf.layout_of_estimator(lambda layout: None, lambda: None, "all:2")

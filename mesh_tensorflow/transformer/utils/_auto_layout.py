@@ -9,7 +9,7 @@ import gin
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator as mtf_estimator
-from mesh_tensorflow.auto_mtf.measured import Auto, check_one_process, layout_of_estimator
+from mesh_tensorflow.auto_mtf.measured import Auto, layout_of_estimator
 from mesh_tensorflow.estimator.tpu import TPUEstimator
 from mesh_tensorflow.transformer.utils._program import processor_devices
 from mesh_tensorflow.transformer.utils._settings import get_step_from_checkpoint_path
@@ -37,8 +37,7 @@ def check_auto(mode: str, batch_size: Any) -> None:
       batch_size: that of `run`.
 
     Raises:
-      ValueError: nothing is trained, the batch depends on the layout, or there are several
-        processes.
+      ValueError: nothing is trained, or the batch depends on the layout.
     """
     who = 'utils.run: layout_rules="auto"'
     if mode != "train":
@@ -52,7 +51,6 @@ def check_auto(mode: str, batch_size: Any) -> None:
             "layout. Bind utils.run.batch_size to a number of sequences, or to one of all "
             f'processors, such as ("{batch_size[0].replace("replica", "batch")}", {batch_size[1]})'
         )
-    check_one_process(who)
 
 
 class AutoLayoutEstimator(TPUEstimator):
