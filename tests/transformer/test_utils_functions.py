@@ -234,6 +234,45 @@ def test_examples_in_a_shard(tmp_path, size, expected):
     assert shards == dict(enumerate(expected))
 
 
+def _read(input_fn):
+    """Returns the rows of an input function, without padding."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        batch = tf.data.make_one_shot_iterator(input_fn({})).get_next()
+        rows = session.run(batch)
+    return {key: [[i for i in row if i] for row in x.tolist()] for key, x in rows.items()}
+
+
+@pytest.mark.parametrize(("inputs", "targets", "paired"), [
+    (["5", "6"], ["7", "8", "9", "10"], ([5, 5, 6, 6], [7, 8, 9, 10])),
+    (["5", "6", "8"], ["7"], ([5, 6, 8], [7, 7, 7])),
+    (["5", "6"], ["7", "8", "9"], "2 inputs, but 3 targets; give each input one target"),
+    (["5", "6", "8"], ["7", "8"], "3 inputs, but 2 targets"),
+    ([], ["7"], "0 inputs, but 0 targets|0 inputs, but 1 targets"),
+])  # fmt: skip
+def test_inputs_of_several_targets(tmp_path, inputs, targets, paired):
+    """As a file of several outputs for each input has them, or one target that all share."""
+
+    def score(estimator, read, step, model_dir, vocabulary, postprocess, count):
+        return _read(read), count
+
+    def scored(model_type):
+        count = len(paired[0]) if isinstance(paired, tuple) else 1
+        return utils.score_from_strings(
+            None, Numbers(), model_type, count, {"inputs": 4, "targets": 4}, "", 3, inputs, targets,
+            score_postprocess_fn=len, score_with_estimator_fn=score,
+        )  # fmt: skip
+
+    if isinstance(paired, str):
+        with pytest.raises(ValueError, match=paired):
+            scored("bitransformer")
+        return
+    before, after = paired
+    rows, count = scored("bitransformer")
+    assert count == len(before)
+    assert rows == {"inputs": [[i, 1] for i in before], "targets": [[i, 1] for i in after]}
+    assert scored("lm")[0] == {"targets": [[-i, j] for i, j in zip(before, after)]}
+
+
 def test_the_given_function_scores(tmp_path):
     """Also if it is not told what to do with scores."""
     (tmp_path / "model.ckpt-3.index").write_text("")
@@ -252,19 +291,23 @@ def test_the_given_function_scores(tmp_path):
 
 @pytest.mark.parametrize("ids_only", [False, True])
 def test_scores_as_records(tmp_path, ids_only):
-    results = [{"inputs": np.array([5, 1, 0]), "targets": np.array([-6, 7, 1]), "scores": -1.5}]
+    results = [
+        {"inputs": np.array([5, 1, 0]), "targets": np.array([7, 1]), "scores": -1.5},
+        {"inputs": "id7 a text", "targets": np.array([7, 1]), "scores": -2.0},
+        # A language model has what it was given among its targets; nothing scored it.
+        {"targets": np.array([-6, -8, 7, 1])},
+        {"targets": np.array([7, 1]), "scores": 0.5},
+    ]
     utils.save_scores_to_tfrecords(
         results, Numbers(), str(tmp_path / "s"), shard_idx=3, save_ids_only=ids_only
     )
-    [record] = tf.io.tf_record_iterator(str(tmp_path / "s_3.tfrecord"))
-    features = tf.train.Example.FromString(record).features.feature
-    assert features["score"].float_list.value == [-1.5]
-    if ids_only:
-        assert features["target"].int64_list.value == [-6, 7, 1]
-        assert features["input"].int64_list.value == [5, 1]
-    else:
-        assert features["target"].bytes_list.value == [b"7 1"]
-        assert features["input"].bytes_list.value == [b"5 1"]
+    found = []
+    for record in tf.io.tf_record_iterator(str(tmp_path / "s_3.tfrecord")):
+        features = tf.train.Example.FromString(record).features.feature
+        texts = [features[name].bytes_list.value[0] for name in ("input", "target")]
+        found.append((*texts, *features["score"].float_list.value))
+    inputs = [b"5", b"id7", b"6", b""] if ids_only else [b"5 1", b"id7 a text", b"6 8", b""]
+    assert found == list(zip(inputs, [b"7 1"] * 4, [-1.5, -2.0, 0.0, 0.5]))
 
 
 def test_dtypes_filters_and_mappings():

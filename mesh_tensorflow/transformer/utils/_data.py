@@ -365,7 +365,7 @@ def call_with_known(function: Callable[..., Any], **given: object) -> Any:
 def call_dataset_fn(
     function: Optional[Callable[..., Any]],
     name: str,
-    sequence_length: Lengths,
+    sequence_length: Optional[Lengths],
     vocabulary: Vocabularies,
     dataset_split: str,
 ) -> Any:
@@ -374,7 +374,7 @@ def call_dataset_fn(
     Args:
       function: a function of `sequence_length`, `vocabulary` and `dataset_split`.
       name: its name in gin.
-      sequence_length: an integer, or a dictionary of them by feature.
+      sequence_length: an integer, or a dictionary of them by feature; None for whole examples.
       vocabulary: a Vocabulary, or a pair of them.
       dataset_split: such as "train".
 
@@ -543,7 +543,7 @@ def check_features(
     problem = None
     if needed and "inputs" not in features:
         problem = "should have feature inputs"
-    elif model_type == "lm" and not needed and "inputs" in features:
+    elif model_type == "lm" and not (needed or scoring) and "inputs" in features:
         problem = "should not have feature inputs"
     elif (mode != ModeKeys.PREDICT or scoring) and "targets" not in features:
         problem = "should have feature targets"

@@ -506,7 +506,7 @@ def infer_model(
     with finishing_together():
         for path in paths:
             decode_fn(
-                estimator=estimator,
+                estimator,
                 vocabulary=vocabulary,
                 model_type=model_type,
                 batch_size=batch_size,

@@ -160,11 +160,13 @@ def _bytes_feature(text: object) -> tf.train.Feature:
     return tf.train.Feature(bytes_list=tf.train.BytesList(value=[as_text(text).encode("utf-8")]))
 
 
-def _ids_feature(ids: Sequence[int]) -> tf.train.Feature:
-    return tf.train.Feature(
-        # Padding has the id 0, which is no part of the example.
-        int64_list=tf.train.Int64List(value=[int(i) for i in np.ravel(ids) if i])
-    )
+def _read_text(example: Mapping[str, Any]) -> str:
+    """Returns the text that an example's targets follow: given ids, or inputs, or nothing."""
+    # A language model has its inputs among its targets, as negative ids.
+    for key in ("targets_neg_pretokenized", "inputs_pretokenized"):
+        if key in example:
+            return as_text(example[key])
+    return ""
 
 
 @gin.configurable(module=MODULE)
@@ -177,34 +179,33 @@ def save_scores_to_tfrecords(
 ) -> None:
     """Writes scores to a file of tf.Examples, `scores_filename`_<shard>.tfrecord.
 
-    Each has "score", and "input" and "target" as text or as ids.
+    Each has "score", and the texts "input" (of inputs, or of the ids given before targets) and
+    "target".
 
     Args:
       results: dictionaries with "scores", "targets" and perhaps "inputs".
       vocabulary: a Vocabulary, or a pair of them.
       scores_filename: the path of the file, without suffixes.
       shard_idx: the number of the file.
-      save_ids_only: whether to write ids instead of texts.
+      save_ids_only: whether "input" is only what comes before the first space of the text, which
+        is an identifier in data sets that begin inputs with one.
 
     Raises:
       ValueError: there are no examples.
     """
-    results = _checked(results)
-    if not save_ids_only:
-        results = list(maybe_add_pretokenized_features(results, vocabulary))
+    results = maybe_add_pretokenized_features(_checked(results), vocabulary)
     path = f"{scores_filename}_{shard_idx}.tfrecord"
     # Unique, so that a process that scores the same examples does not write into this file.
     temporary = temporary_name(path)
     with tf.io.TFRecordWriter(temporary) as writer:
         for r in results:
+            source = _read_text(r)
+            score = tf.train.FloatList(value=[float(r.get("scores", 0.0))])
             features = {
-                "score": tf.train.Feature(float_list=tf.train.FloatList(value=[float(r["scores"])]))
+                "input": _bytes_feature(source.split(" ", 1)[0] if save_ids_only else source),
+                "target": _bytes_feature(r["targets_pretokenized"]),
+                "score": tf.train.Feature(float_list=score),
             }
-            for key, name in (("inputs", "input"), ("targets", "target")):
-                if save_ids_only:
-                    features[name] = _ids_feature(r.get(key, ()))
-                else:
-                    features[name] = _bytes_feature(r.get(f"{key}_pretokenized", ""))
             example = tf.train.Example(features=tf.train.Features(feature=features))
             writer.write(example.SerializeToString())
     # Under its own name a shard is whole, so that others may read those that exist.
@@ -334,9 +335,12 @@ def _score(
     **count: int,
 ) -> Any:
     """Calls a function that scores; without a `postprocess_fn` it prints, or has one of its own."""
-    if postprocess_fn is not None or score_fn is not score_with_estimator:
-        own = () if postprocess_fn is None else (postprocess_fn,)
-        return score_fn(estimator, input_fn, steps, model_dir, vocabulary, *own, **count)
+    if postprocess_fn is not None:
+        # By position, whatever a function of the user's own calls its arguments.
+        where = (estimator, input_fn, steps, model_dir, vocabulary)
+        return score_fn(*where, postprocess_fn, *count.values())
+    if score_fn is not score_with_estimator:
+        return score_fn(estimator, input_fn, steps, model_dir, vocabulary, **count)
     scores: list[float] = []
     for path in get_checkpoint_iterator(steps, model_dir):
         results: Examples = _checked(_scored(estimator, input_fn, path, count.get("num_examples")))
@@ -365,6 +369,24 @@ def _source(given: object, name: str) -> str:
     return given if isinstance(given, str) else f"score_from_strings: {name}"
 
 
+def _paired(inputs: Sequence[str], targets: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Returns as many inputs as targets, where each input has several, or one stands for all.
+
+    Raises:
+      ValueError: the numbers do not allow it.
+    """
+    if len(targets) == 1:
+        targets = [*targets] * len(inputs)
+    repeats, rest = divmod(len(targets), len(inputs) or 1)
+    if rest or not repeats or not inputs:
+        raise ValueError(
+            f"score_from_strings: there are {len(inputs)} inputs, but {len(targets)} targets; give "
+            "each input one target, or each the same number in a row, or all of them one"
+        )
+    # The targets of an input are consecutive, as `decode_from_file(repeats=)` writes them.
+    return [line for line in inputs for _ in range(repeats)], targets
+
+
 @gin.configurable(module=MODULE)
 def score_from_strings(
     estimator: mtf_estimator.tpu.TPUEstimator,
@@ -382,6 +404,9 @@ def score_from_strings(
     score_with_estimator_fn: Callable[..., Any] = score_with_estimator,
 ) -> Any:
     """Scores pairs of lines.
+
+    An input may have several targets, in a row, if all inputs have as many; a single target is that
+    of all inputs.
 
     Args:
       estimator: what `get_estimator` returns with `score_in_predict_mode`.
@@ -404,17 +429,15 @@ def score_from_strings(
       What `score_with_estimator_fn` returns; the scores if there is no `score_postprocess_fn`.
 
     Raises:
-      ValueError: the numbers of inputs and targets differ, or a line of a file is empty (see
+      ValueError: inputs and targets cannot be paired, or a line of a file is empty (see
         `get_inputs_from_file`) or not valid UTF-8, or a line cannot be encoded; the message has its
         number, and its file if there is one.
     """
     sources = (_source(inputs, "inputs"), _source(targets, "targets"))
     inputs, targets = _lines(inputs), _lines(targets)
     # A language model alone may have targets without inputs.
-    if len(inputs) != len(targets) and (inputs or model_type != "lm"):
-        raise ValueError(
-            f"score_from_strings: there are {len(inputs)} inputs, but {len(targets)} targets"
-        )
+    if inputs or model_type != "lm":
+        inputs, targets = _paired(inputs, targets)
     length = length_of_feature(sequence_length, "targets")
     own = targets_vocabulary(vocabulary)
     features: dict[str, np.ndarray] = {}
@@ -513,8 +536,15 @@ def score_from_dataset(
 
 
 def _write_metrics(
-    writer: tf.summary.FileWriter, name: str, metrics: Mapping[str, float], step: int
+    writer: tf.summary.FileWriter,
+    name: str,
+    metrics: Union[Mapping[str, float], tf.Summary],
+    step: int,
 ) -> None:
+    if isinstance(metrics, tf.Summary):
+        # The function's own, such as a histogram or a text, under tags of its own.
+        writer.add_summary(metrics, step)
+        metrics = {}
     for metric, value in metrics.items():
         tag = f"eval/{name}/{metric}"
         if np.ndim(value) or not np.issubdtype(np.asarray(value).dtype, np.number):
@@ -532,7 +562,6 @@ def _evaluate_outputs(
     outputs: list[Any],
     step: int,
     directory: str,
-    scores: bool,
     write: bool,
 ) -> None:
     """Calls the metric functions of each data set with its targets and its part of the outputs."""
@@ -542,11 +571,10 @@ def _evaluate_outputs(
     rest = iter(outputs)
     for dataset, examples, targets in tasks:
         own = list(itertools.islice(rest, len(examples)))
-        if not scores:
-            own = [postprocessed(dataset, output, example=e) for output, e in zip(own, examples)]
+        # Scores too: by the example, a function can say what it is that the score is of.
+        own = [postprocessed(dataset, output, example=e) for output, e in zip(own, examples)]
         if write:
-            kind = "scores" if scores else "predictions"
-            write_lines_to_file(own, os.path.join(directory, f"{dataset.name}_{step}_{kind}"))
+            write_lines_to_file(own, os.path.join(directory, f"{dataset.name}_{step}_predictions"))
         for metric_fn in dataset.metric_fns:
             _write_metrics(writer, dataset.name, metric_fn(targets, own), step)
 
@@ -574,10 +602,55 @@ def _with_suffix(directory: str, suffix: Optional[str]) -> str:
     return f"{directory}_{suffix}" if suffix else directory
 
 
-def eval_model(
-    estimator: mtf_estimator.tpu.TPUEstimator,
+def longest_examples(examples: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Returns the lengths of the longest inputs and targets, at least 1.
+
+    Args:
+      examples: dictionaries of arrays, "inputs" and "targets" among them.
+    """
+    lengths = {"inputs": 1, "targets": 1}
+    for example in examples:
+        for key in lengths.keys() & example.keys():
+            lengths[key] = max(lengths[key], len(example[key]))
+    return lengths
+
+
+def evaluated_datasets(
+    eval_dataset_fn: Optional[Callable[..., Sequence[Any]]],
+    sequence_length: Optional[Lengths],
     vocabulary: Vocabularies,
-    sequence_length: Lengths,
+    dataset_split: str,
+) -> list[EvalDataset]:
+    """Returns the data sets that have metrics; what no metric is computed from is not decoded.
+
+    Args:
+      eval_dataset_fn: see `eval_model`.
+      sequence_length: an integer, or a dictionary of them by feature; None for whole examples.
+      vocabulary: a Vocabulary, or a pair of them.
+      dataset_split: such as "validation".
+
+    Raises:
+      ValueError: there are no data at all.
+    """
+    datasets = call_dataset_fn(
+        eval_dataset_fn, "eval_dataset_fn", sequence_length, vocabulary, dataset_split
+    )
+    if not datasets:
+        raise ValueError(
+            f"eval_model: there is nothing to evaluate: no data for the split {dataset_split!r}"
+        )
+    # They may be plain tuples.
+    datasets = [transformer_dataset.EvalDataset(*d) for d in datasets]
+    without = [d.name for d in datasets if not d.metric_fns]
+    if without:
+        tf.logging.warning("Not evaluated, as they have no metric_fns: %s", ", ".join(without))
+    return [d for d in datasets if d.metric_fns]
+
+
+def eval_model(
+    estimator: Union[mtf_estimator.tpu.TPUEstimator, Callable[..., Any]],
+    vocabulary: Vocabularies,
+    sequence_length: Optional[Lengths],
     batch_size: int,
     dataset_split: str,
     model_dir: str,
@@ -592,19 +665,24 @@ def eval_model(
     """Decodes or scores the examples of data sets with several checkpoints, and computes metrics.
 
     Metrics are written as summaries eval/<task>/<metric>; <task>_inputs, <task>_targets and
-    <task>_<step>_predictions (or _scores) are files of text beside them.
+    <task>_<step>_predictions are files of text beside them.
 
     Args:
-      estimator: what `get_estimator` returns.
+      estimator: what `get_estimator` returns; or a function that returns it, of `sequence_length`
+        if that is None.
       vocabulary: a Vocabulary, or a pair of them.
-      sequence_length: an integer, or a dictionary of them by feature.
+      sequence_length: an integer, or a dictionary of them by feature; None for the lengths of the
+        longest inputs and targets.
       batch_size: the number of examples decoded together.
       dataset_split: such as "validation".
       model_dir: the directory of checkpoints.
       eval_dataset_fn: a function of `sequence_length`, `vocabulary` and `dataset_split` that
-        returns a list of EvalDatasets. Their `postprocess_fn` is called with a text, `example` and
-        `is_target`, and is None if texts are compared as they are; their `metric_fns` with lists
-        of targets and of predictions or scores.
+        returns a list of EvalDatasets. Their `dataset_fn` is called without arguments for whole
+        examples, and, if it takes one, with a `sequence_length` for those that the model gets.
+        Their `postprocess_fn` is called with the text of a target, `example` and `is_target`, and
+        with an output or a score and `example`; it is None if these are compared as they are.
+        Their `metric_fns` are called with lists of both, and return numbers by name, or a
+        tf.Summary. Those without `metric_fns` are left out.
       eval_summary_dir: the directory to write to; <split>_eval in `model_dir` if None.
       eval_checkpoint_step: which checkpoints; see `get_checkpoint_iterator`.
       eval_with_score: whether to score targets instead of decoding.
@@ -614,18 +692,17 @@ def eval_model(
         tuple that begins with them.
 
     Raises:
-      ValueError: there are no data, or not a score for each example.
+      ValueError: there are no data, no length and no function that makes the estimator, or not a
+        score for each example.
     """
-    datasets = call_dataset_fn(
-        eval_dataset_fn, "eval_dataset_fn", sequence_length, vocabulary, dataset_split
-    )
-    # What no metric is computed from need not be decoded.
-    datasets = [d for d in datasets if d.metric_fns]
-    if not datasets:
+    if sequence_length is None and not callable(estimator):
         raise ValueError(
-            f"eval_model: there is nothing to evaluate: no data for the split {dataset_split!r}, "
-            "or none with metric_fns"
+            "eval_model: without a sequence_length, that of the longest example is used: give a "
+            "function of sequence_length that returns the estimator, or the length"
         )
+    datasets = evaluated_datasets(eval_dataset_fn, sequence_length, vocabulary, dataset_split)
+    if not datasets:
+        return
     directory = _with_suffix(
         eval_summary_dir or os.path.join(model_dir, f"{dataset_split}_eval"), eval_dir_suffix
     )
@@ -642,9 +719,17 @@ def eval_model(
             name = os.path.join(directory, dataset.name)
             write_lines_to_file(targets, f"{name}_targets")
             write_lines_to_file(texts_of_inputs(examples, vocabulary), f"{name}_inputs")
-    count = sum(len(examples) for _, examples, _ in tasks)
+    every = [example for _, examples, _ in tasks for example in examples]
+    count = len(every)
+    if callable(estimator):
+        own = {} if sequence_length is not None else {"sequence_length": longest_examples(every)}
+        sequence_length = own.get("sequence_length", sequence_length)
+        estimator = estimator(**own)
     # All data sets in one input, so that each checkpoint is restored only once.
-    input_fn = combined_input_fn([d.dataset_fn for d in datasets], batch_size)
+    assert sequence_length is not None
+    input_fn = combined_input_fn(
+        [functools.partial(dataset_of, d, sequence_length) for d in datasets], batch_size
+    )
     for path in get_checkpoint_iterator(eval_checkpoint_step, model_dir):
         step = get_step_from_checkpoint_path(path)
         if eval_with_score:
@@ -659,7 +744,7 @@ def eval_model(
         else:
             # The rows that fill up the last batch have outputs too, which belong to no example.
             outputs = list(itertools.islice(decode(estimator, input_fn, vocabulary, path), count))
-        _evaluate_outputs(tasks, outputs, step, directory, eval_with_score, output_eval_examples)
+        _evaluate_outputs(tasks, outputs, step, directory, output_eval_examples)
 
 
 def perplexity_eval(
@@ -669,10 +754,11 @@ def perplexity_eval(
     batch_size: int,
     dataset_split: str,
     model_dir: str,
-    eval_dataset_fn: Callable[..., Sequence[Any]],
+    eval_dataset_fn: Optional[Callable[..., Sequence[Any]]],
     eval_checkpoint_step: Steps,
     perplexity_eval_steps: int,
     eval_dir_suffix: Optional[str] = None,
+    train_dataset_fn: Optional[Callable[..., tf.data.Dataset]] = None,
 ) -> None:
     """Computes the perplexity of the targets of data sets, with several checkpoints.
 
@@ -688,13 +774,22 @@ def perplexity_eval(
       perplexity_eval_steps: the number of batches; data sets that are too short are padded with
         zeros.
       eval_dir_suffix: a suffix of the name of the summary directory.
+      train_dataset_fn: the data to train on, which are evaluated under the name "eval" if there is
+        no `eval_dataset_fn`.
 
     Raises:
       ValueError: there are no data.
     """
-    datasets = call_dataset_fn(
-        eval_dataset_fn, "eval_dataset_fn", sequence_length, vocabulary, dataset_split
-    )
+    where = sequence_length, vocabulary, dataset_split
+    if eval_dataset_fn is None and train_dataset_fn is not None:
+        tf.logging.warning("There is no eval_dataset_fn: evaluating on train_dataset_fn")
+        make = functools.partial(call_dataset_fn, train_dataset_fn, "train_dataset_fn", *where)
+        datasets = [transformer_dataset.EvalDataset("eval", make, None, ())]
+    else:
+        datasets = [
+            transformer_dataset.EvalDataset(*d)
+            for d in call_dataset_fn(eval_dataset_fn, "eval_dataset_fn", *where)
+        ]
     if not datasets:
         raise ValueError(f"perplexity_eval: there are no data for the split {dataset_split!r}")
     for path in get_checkpoint_iterator(eval_checkpoint_step, model_dir):

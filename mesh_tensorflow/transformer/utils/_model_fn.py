@@ -84,7 +84,10 @@ def imported(
     """
     has_targets = mode != ModeKeys.PREDICT or settings.score_in_predict_mode
     delimited = has_targets and settings.model_type == "delimited_lm"
-    joins = delimited and (mode != ModeKeys.PREDICT or "inputs" in features)
+    joins = has_targets and "inputs" in features and settings.model_type in ("lm", "delimited_lm")
+    if joins and not delimited:
+        # No id says where its inputs end, so that it predicts them as it does the targets.
+        tf.logging.warning('scores of model_type="lm" include those of the inputs')
     lengths = settings.sequence_length
     if delimited and not joins:
         # They were joined when they were encoded.
@@ -94,9 +97,6 @@ def imported(
     mtf_features = import_features(mesh, features, settings.batch_dims(mode), lengths)
     if joins:
         mtf_features = dynamic_text2self(mtf_features)
-    elif has_targets and settings.model_type == "lm":
-        # A language model reads its targets, shifted by one, and would read these in their place.
-        mtf_features.pop("inputs", None)
     if has_targets:
         length = max(x.shape.dims[-1].size for x in mtf_features.values())
         check_length(settings.transformer_model, length)
@@ -223,9 +223,14 @@ def _scoring_program(
     settings: Settings, mesh: mtf.Mesh, features: Mapping[str, tf.Tensor]
 ) -> Outputs:
     mtf_features = imported(settings, mesh, features, ModeKeys.PREDICT)
-    targets = mtf_features["targets"]
+    targets, variable_dtype = mtf_features["targets"], get_variable_dtype()
+    if settings.predict_fn is not None:
+        scores = settings.predict_fn(
+            model=settings.transformer_model, features=mtf_features, variable_dtype=variable_dtype
+        )
+        return Outputs({"scores": scores, "targets": targets})
     logits, _ = call_model(
-        settings.transformer_model, mtf_features, "score", get_variable_dtype(), compute_loss=False
+        settings.transformer_model, mtf_features, "score", variable_dtype, compute_loss=False
     )
     scores = -negative_log_prob(logits, targets) * target_weights(targets, settings.model_type)
     batch = settings.batch_dims(ModeKeys.PREDICT)
@@ -800,7 +805,8 @@ def tpu_estimator_model_fn(
       tpu_summaries: whether training writes the scalars of mtf.scalar_summary, in addition to the
         loss and the learning rate. On a TPU, the host writes all of them.
       predict_fn: a function to decode with instead of the model's own, of `model`, `features` and
-        `variable_dtype`, that returns a Tensor [batch, length] of ids.
+        `variable_dtype`, that returns a Tensor [batch, length] of ids; with
+        `score_in_predict_mode` one that returns scores, a Tensor [batch, ...].
       score_in_predict_mode: whether prediction computes scores of given targets.
       variable_filter: which variables are trained: None for all, a regular expression that is
         searched for in their names, or a function of a Variable.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -31,12 +32,15 @@ from mesh_tensorflow.transformer.utils._auto_layout import (
 from mesh_tensorflow.transformer.utils._data import (
     call_dataset_fn,
     call_with_known,
+    examples_of,
     in_vocabulary,
     model_features,
 )
 from mesh_tensorflow.transformer.utils._decode import infer_model
 from mesh_tensorflow.transformer.utils._evaluation import (
     eval_model,
+    evaluated_datasets,
+    longest_examples,
     perplexity_eval,
     score_from_dataset,
     score_from_strings,
@@ -546,18 +550,31 @@ def _check(arguments: Mapping[str, Any]) -> None:
         )
     if auto_of(arguments["layout_rules"]) is not None:
         check_auto(mode, arguments["batch_size"])
+    evaluates = _MODES[mode][0] is eval_model
     for name in ("vocabulary", "sequence_length"):
-        if arguments[name] is None:
+        if arguments[name] is None and not (name == "sequence_length" and evaluates):
             raise ValueError(
                 f"utils.run: {name} is None: bind utils.run.{name}, in a gin file or by "
                 f"--gin_param='utils.run.{name} = ...'"
             )
 
 
+def _longest_evaluated(
+    eval_dataset_fn: Optional[Callable[..., Any]], vocabulary: Vocabularies, dataset_split: str
+) -> dict[str, int]:
+    """Returns the lengths of the longest inputs and targets that are evaluated."""
+    datasets = evaluated_datasets(eval_dataset_fn, None, vocabulary, dataset_split)
+    lengths = longest_examples(itertools.chain(*(examples_of(d.dataset_fn) for d in datasets)))
+    tf.logging.info("sequence_length is that of the longest examples: %s", lengths)
+    return lengths
+
+
 def _completed(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments of `run`, checked, with numbers in place of what determines them."""
     _check(arguments)
     lengths = arguments["sequence_length"]
+    if lengths is None:
+        lengths = _longest_evaluated(**arguments_of(_longest_evaluated, arguments))
     if isinstance(lengths, int):
         lengths = {"inputs": lengths, "targets": lengths}
     # A batch whose size depends on a layout that is to be chosen has been refused.
@@ -587,9 +604,32 @@ def _completed(arguments: Mapping[str, Any]) -> dict[str, Any]:
 # -- what each mode calls
 
 
-def _train(train_model_fn: Callable[..., None], **arguments: Any) -> None:
-    # A user's function has the arguments of `train_model`, and need not have others.
-    train_model_fn(**arguments_of(train_model, arguments))
+# Arguments of `train_model`, and of functions that are called in its place.
+_POSITIONAL = (
+    "estimator",
+    "vocabulary",
+    "sequence_length",
+    "batch_size",
+    "train_dataset_fn",
+    "train_steps",
+    "ensemble_inputs",
+)
+
+
+def _train(
+    train_model_fn: Callable[..., None],
+    skip_seen_data: bool,
+    seen_data_init_step: int,
+    checkpoint_input_pipeline: bool,
+    **arguments: Any,
+) -> None:
+    # By position, whatever a function of the user's own calls its arguments.
+    train_model_fn(
+        *(arguments[name] for name in _POSITIONAL),
+        skip_seen_data=skip_seen_data,
+        seen_data_init_step=seen_data_init_step,
+        checkpoint_input_pipeline=checkpoint_input_pipeline,
+    )
 
 
 def _export(
@@ -713,7 +753,8 @@ def run(
       batch_size: a number of sequences or a pair; see `compute_batch_size`.
       train_steps: the step to train to; or a function of the batch size and `sequence_length`.
       total_run_steps: the step at which learning rate schedules end; `train_steps` if None.
-      sequence_length: an integer, or a dictionary such as {"inputs": 512, "targets": 128}.
+      sequence_length: an integer, or a dictionary such as {"inputs": 512, "targets": 128}; in the
+        modes "eval" and "score_eval" None for the lengths of the longest inputs and targets.
       mesh_shape: the mesh.
       mesh_devices: a device for each processor of the mesh.
       layout_rules: the layout. Or "auto", or @auto_mtf.Auto(): then steps are run under those that
@@ -722,12 +763,13 @@ def run(
       learning_rate_schedule: a function of (step, total_train_steps), a list of factors, a number,
         or None for the optimizer's own.
       optimizer: an optimizer class, called with the learning rate; required for training.
-      predict_fn: a function to decode with instead; see `tpu_estimator_model_fn`.
+      predict_fn: a function to decode or to score with instead; see `tpu_estimator_model_fn`.
       variable_filter: which variables are trained; see `tpu_estimator_model_fn`.
       perplexity_eval_steps: the number of batches that "perplexity_eval" takes from each data set.
       init_checkpoint: a checkpoint to initialize variables from.
       ensemble_inputs: the number of ensemble members, if each gets different inputs in training.
-      train_model_fn: the function that trains.
+      train_model_fn: the function that trains, called as `train_model` is: with its arguments up
+        to `ensemble_inputs` by position, and the rest but `dataset_split` by name.
       skip_seen_data: whether resumed training skips the data that it has seen.
       seen_data_init_step: the step at which that training began.
       output_eval_examples: whether evaluation writes text files of examples.
