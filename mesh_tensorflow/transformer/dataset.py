@@ -81,6 +81,11 @@ def mapped(dataset: tf.data.Dataset, function: Callable[..., Any]) -> tf.data.Da
     return dataset.map(function, num_parallel_calls=tf.data.AUTOTUNE)
 
 
+def _names(keys: Union[str, Iterable[str]]) -> list[str]:
+    """Returns the names of features as a list; a string is one name."""
+    return [keys] if isinstance(keys, str) else list(keys)
+
+
 def _feature_specs(
     name: str, dataset: tf.data.Dataset, keys: Optional[Union[str, Iterable[str]]] = None
 ) -> dict[str, Any]:
@@ -95,7 +100,7 @@ def _feature_specs(
             f"{name}: the elements of the data set must be dictionaries of features, and are "
             f"{specs}; supervised_to_dict makes them of pairs"
         )
-    keys = specs if keys is None else [keys] if isinstance(keys, str) else list(keys)
+    keys = specs if keys is None else _names(keys)
     missing = [k for k in keys if k not in specs]
     if missing:
         raise ValueError(
@@ -304,7 +309,7 @@ def pack_or_pad(
     length: Lengths,
     pack: bool = True,
     feature_keys: Optional[Union[str, Iterable[str]]] = None,
-    ensure_eos: bool = False,
+    ensure_eos: Union[bool, str, Iterable[str]] = False,
 ) -> tf.data.Dataset:
     """Converts features to fixed lengths, by packing or padding.
 
@@ -316,7 +321,8 @@ def pack_or_pad(
       pack: a boolean, whether to pack (`pack_dataset`); else `trim_and_pad_dataset`.
       feature_keys: the names of the features; by default all. Others are dropped by packing, and
         unchanged by padding.
-      ensure_eos: a boolean, whether the last token of a truncated sequence becomes EOS.
+      ensure_eos: whether the last token of a truncated sequence becomes EOS; or the names of the
+        features in which it does.
 
     Returns:
       A Dataset of dictionaries of features [length].
@@ -328,10 +334,12 @@ def pack_or_pad(
     lengths = {k: _length_of("pack_or_pad", length, k) for k in keys}
     # Before anything is cut off, as only a whole sequence shows whether it is too long.
     if ensure_eos:
+        named = keys if isinstance(ensure_eos, bool) else _names(ensure_eos)
+        ended = {k: lengths[k] for k in named if k in lengths}
         dataset = mapped(
             dataset,
             lambda example: {
-                k: _cut_with_eos(v, lengths[k]) if k in lengths else v for k, v in example.items()
+                k: _cut_with_eos(v, ended[k]) if k in ended else v for k, v in example.items()
             },
         )
     fixed = pack_dataset if pack else trim_and_pad_dataset

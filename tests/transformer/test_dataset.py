@@ -243,6 +243,19 @@ def test_trimming_keeps_further_dimensions_and_other_features():
     assert row == {"t": [[1, 2], [3, 4]], "words": [b"a", b"b", b""], "n": 5}
 
 
+@pytest.mark.parametrize("pack", [False, True])
+@pytest.mark.parametrize(("ensure_eos", "ended"), [
+    (["targets"], {"targets"}), ("inputs", {"inputs"}), ({"targets", "others"}, {"targets"}),
+    (True, {"inputs", "targets"}), ([], set()),
+])  # fmt: skip
+def test_eos_in_named_features_alone(pack, ensure_eos, ended):
+    """As those have whose vocabulary adds EOS."""
+    examples = from_examples([{"inputs": [5, 6, 7, 1], "targets": [8, 9, 10, 1]}])
+    [found] = rows(data.pack_or_pad(examples, 3, pack, ensure_eos=ensure_eos))
+    for key, last in (("inputs", 7), ("targets", 10)):
+        assert found[key][-1] == (1 if key in ended else last)
+
+
 def test_eos_leaves_strings_alone():
     dataset = strings(t=[[4, 5]], words=[["a", "b"]], n=[5])
     (row,) = rows(data.ensure_dataset_eos(dataset))
