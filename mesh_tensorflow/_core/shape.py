@@ -14,40 +14,19 @@ _EXAMPLES = {"shape": "rows:2,cols:4", "layout": "batch:rows,d_ff:cols"}
 _SEPARATORS = re.compile(r"[,.;\s]+")
 
 
-# A class of its own, since the body of a NamedTuple may not define the `__new__` that checks.
-class _NameAndSize(NamedTuple):
-    name: str
-    size: int
-
-
-class Dimension(_NameAndSize):
+class Dimension(NamedTuple):
     """A named dimension of a tensor or of a mesh.
 
-    Two dimensions are equal if both their names and their sizes are.
+    Two dimensions are equal if both their names and their sizes are. A program may write what it
+    likes for a size that it fills in later, such as -1 or None; in a Shape, it is a number.
 
     Attributes:
       name: the name that layout rules refer to.
       size: number of elements along the dimension.
     """
 
-    __slots__ = ()
-
-    def __new__(cls, name: str, size: int) -> Dimension:
-        """Creates a Dimension.
-
-        Args:
-          name: a string.
-          size: a nonnegative integer.
-
-        Raises:
-          ValueError: the size is negative.
-        """
-        if isinstance(size, int) and size < 0:
-            raise ValueError(
-                f"dimension {name!r} cannot have the size {size}: a size is a number of elements. "
-                "Sizes that TensorFlow infers, written -1 there, must be given"
-            )
-        return super().__new__(cls, name, size)
+    name: str
+    size: int
 
 
 @overload
@@ -68,6 +47,7 @@ def convert_to_dimension(d: Optional[Union[Dimension, tuple[str, int]]]) -> Opti
     Raises:
       WrongTypeError: `d` is none of these, or its size is not a Python int. It is a TypeError
         and a ValueError.
+      ValueError: the size is negative.
     """
     if d is None:
         return None
@@ -75,6 +55,11 @@ def convert_to_dimension(d: Optional[Union[Dimension, tuple[str, int]]]) -> Opti
         name, size = d
         # Python's True is an int of value 1, and would pass for a size.
         if isinstance(name, str) and isinstance(size, int) and not isinstance(size, bool):
+            if size < 0:
+                raise ValueError(
+                    f"dimension {name!r} cannot have the size {size}: a size is a number of "
+                    "elements. Sizes that TensorFlow infers, written -1 there, must be given"
+                )
             return d if isinstance(d, Dimension) else Dimension(name, size)
     raise WrongTypeError(
         f"could not convert {d!r} to Dimension: it takes a Dimension or a pair (str, int), "
@@ -403,8 +388,10 @@ def convert_to_shape(x: Optional[ShapeLike]) -> Optional[Shape]:
                     'number. Write it as "rows:2,cols:4"'
                 ) from None
         x = pairs
-    # A dict would give its keys alone, which are names without sizes.
-    if not isinstance(x, Iterable) or isinstance(x, Mapping):
+    # Of a dict its keys are taken, which are names without sizes, unless it was made of Dimensions
+    # to leave out those that come twice.
+    is_sizes = isinstance(x, Mapping) and any(isinstance(key, str) for key in x)
+    if not isinstance(x, Iterable) or is_sizes:
         raise TypeError(
             f"{x!r} ({type(x).__name__}) is no shape: write it as a list of mtf.Dimensions or of "
             'pairs (name, size), or as "rows:2,cols:4"'

@@ -36,6 +36,26 @@ def test_convert_to_shape(x):
     assert mtf.convert_to_shape(x) == S([A, B])
 
 
+def test_sizes_that_are_filled_in_later():
+    """A program's own placeholders, which are no sizes yet."""
+    wanted = [mtf.Dimension("a", 2), mtf.Dimension("rest", -1), mtf.Dimension("b", None)]
+    assert [d.size for d in wanted] == [2, -1, None] and wanted[1] == ("rest", -1)
+    for d, words in zip(wanted[1:], ("cannot have the size -1", "could not convert")):
+        for use in (lambda d=d: mtf.Shape([d]), lambda d=d: mtf.convert_to_dimension(d)):
+            with pytest.raises(ValueError, match=words):
+                use()
+    assert mtf.Shape([d._replace(size=3) if d.size in (-1, None) else d for d in wanted]).size == 18
+
+
+def test_dimensions_without_those_that_come_twice():
+    a, b = mtf.Dimension("a", 2), mtf.Dimension("b", 3)
+    once = dict.fromkeys([a, b, a])
+    assert mtf.convert_to_shape(once) == mtf.Shape(once) == mtf.Shape([a, b])
+    assert mtf.zeros(mtf.Mesh(mtf.Graph(), "mesh"), once).shape == mtf.Shape([a, b])
+    with pytest.raises(TypeError, match=r"\(dict\) is no shape"):
+        mtf.convert_to_shape({"a": 2})
+
+
 def test_properties():
     s = S([A, B, C])
     assert s.dims == [A, B, C] and s.dims is not s.dims
