@@ -306,8 +306,13 @@ class RotaryEmbedding:
             y += mtf.multiply(other, share, output_shape=x.shape)
         return y
 
+    def turned_channels(self, size: int) -> int:
+        """Returns how many of so many channels are turned."""
+        # 2 / 98 of 98 are 2, and in floats a little less.
+        return int(size * self.fraction + 1e-6)
+
     def _turned(self, dim: mtf.Dimension) -> int:
-        turned = int(dim.size * self.fraction)
+        turned = self.turned_channels(dim.size)
         if turned % 2 or not turned:
             raise ValueError(
                 f"RotaryEmbedding: {turned} channels of {dims_text([dim])} (fraction="

@@ -227,7 +227,7 @@ class Decoder:
     def _check_pairs(self) -> None:
         """Checks that channels which rotary positions turn are pairs."""
         for rotary in self.rotary.values():
-            turned = int(self.d_kv * rotary.fraction)
+            turned = rotary.turned_channels(self.d_kv)
             if turned % 2 or not turned:
                 raise ValueError(
                     f"{self.config.path}: config.json has heads of {self.d_kv} channels, of which "
@@ -672,7 +672,7 @@ def rotary_of(config: Config, key_size: int, window: int = 0, **options: Any) ->
         _complete(config, numbers)
         made = RotaryEmbedding(base, fraction, scaling=numbers, **options)
         for length in (0, 2**40):  # numbers that are none are found here
-            made.frequencies(int(key_size * fraction), length=length)
+            made.frequencies(made.turned_channels(key_size), length=length)
         return made
     except (TypeError, ValueError) as e:
         raise ValueError(f"{config.path}: config.json has unknown rotary positions. {e}") from e

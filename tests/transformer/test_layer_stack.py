@@ -197,6 +197,13 @@ def test_layers_share_their_mask_and_angles(options, masks):
     assert sum(name.startswith("logical_not") for name in names) == masks
 
 
+@pytest.mark.parametrize("size, turned", [(98, 2), (64, 22), (8, 8)])
+def test_the_share_of_turned_channels_is_not_rounded_down(size, turned):
+    """In floats, 2 / 98 of 98 channels are a little less than 2."""
+    rotary = mtf.layers.RotaryEmbedding(fraction=turned / size)
+    assert rotary.turned_channels(size) == turned
+
+
 def test_what_layers_share_can_be_recomputed():
     """Losses of layers, and what they keep in the cache for later ones."""
 

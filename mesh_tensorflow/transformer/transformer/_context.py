@@ -146,7 +146,7 @@ def made_once(context: Optional[Context], key: Hashable, make: Callable[[], Any]
     """
     # Attention takes contexts of users' own, too, which may have less.
     cache = getattr(context, "cache", None)
-    if cache is None or not hasattr(context, "captured_in"):
+    if context is None or cache is None or not hasattr(context, "captured_in"):
         return make()
     graph = context.mesh.graph
     if graph.stages is not None or graph.captured_in is not context.captured_in:
