@@ -161,7 +161,8 @@ class Progress:
         rate = self.rate()
         if rate:
             parts.append(_per_second(rate, self.unit))
-            if self.total is not None:
+            # Of a first step alone the rate is that of compiling: a minute of it is no hour to wait.
+            if self.total is not None and self.done - self._start > 1:
                 parts.append(f"{duration(max(self.total - self.done, 0) / rate)} left")
         text = ", ".join([f"{self.label}: {self._count()}", *parts, *self._shown_values()])
         if width is None:

@@ -194,14 +194,17 @@ _GPUS = [
         ("a100", 312, 156, 2039, 80, 300, 25, "A100 80GB SXM data sheet; DGX A100"),
         ("h100", 989, 495, 3350, 80, 450, 50,
          "H100 SXM data sheet; DGX H100; shares of the peak and overheads measured"),
+        ("h200", 989, 495, 4800, 141, 450, 50,
+         "H200 SXM data sheet; DGX H200; shares of the peak measured"),
     ]
 ]  # fmt: skip
-# What differs from the other GPUs. Volta's tensor cores do not support bfloat16. Of the H100, by
-# benchmarks/on_accelerator.py on one H100 SXM: XLA joins what lies between products, so that an
-# operation costs less than the start of a kernel. Links were not measured.
+# What differs from the other GPUs. Volta's tensor cores do not support bfloat16. Of the H100 and
+# the H200, by benchmarks/on_accelerator.py on one of each: XLA joins what lies between products, so
+# that an operation costs less than the start of a kernel. Links were not measured.
 _DIFFERENT: dict[str, dict[str, Any]] = {
     "v100": {"flops": {"float32": 15.7 * TERA, "float16": 125 * TERA}},
     "h100": {"memory_bandwidth": 2660 * GB, "operation_seconds": 2e-6, "product_share": 0.77},
+    "h200": {"memory_bandwidth": 3540 * GB, "operation_seconds": 2e-6, "product_share": 0.77},
 }
 
 PROFILES: dict[str, Hardware] = {

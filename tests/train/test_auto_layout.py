@@ -138,7 +138,12 @@ def test_mistakes():
 
 @pytest.mark.parametrize(
     "kind, name",
-    [("NVIDIA H100 80GB HBM3", "h100"), ("TPU v4", "tpu_v4"), ("Tesla V100-SXM2", "v100")],
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H200", "h200"),
+        ("TPU v4", "tpu_v4"),
+        ("Tesla V100-SXM2", "v100"),
+    ],
 )
 def test_known_devices(kind, name):
     assert hardware.named_like(kind).name == name
