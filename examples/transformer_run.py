@@ -203,8 +203,10 @@ def run(
         vocabulary: Any,
         sequence_length: Any,
         batch_size: int,
+        train_dataset_fn: Any,
         train_steps: int,
-        **unused: Any,
+        *unused: Any,
+        **unused_named: Any,
     ) -> None:
         model = Model(
             estimator,

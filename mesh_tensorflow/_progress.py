@@ -161,7 +161,7 @@ class Progress:
         rate = self.rate()
         if rate:
             parts.append(_per_second(rate, self.unit))
-            # Of a first step alone the rate is that of compiling: a minute of it is no hour to wait.
+            # A first step compiles: a minute of it says nothing of how long the others take.
             if self.total is not None and self.done - self._start > 1:
                 parts.append(f"{duration(max(self.total - self.done, 0) / rate)} left")
         text = ", ".join([f"{self.label}: {self._count()}", *parts, *self._shown_values()])

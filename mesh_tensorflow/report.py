@@ -50,8 +50,10 @@ class _Report:
     def __call__(
         self,
         estimator: Any,
+        _vocabulary: Any,
         sequence_length: Any,
         batch_size: int,
+        _train_dataset_fn: Any,
         train_steps: int,
         ensemble_inputs: Optional[int],
         **_: object,

@@ -27,7 +27,9 @@ def test_log_lines(tmp_path, caplog):
     lines = [r.getMessage() for r in caplog.records if r.getMessage().startswith("loss = ")]
     losses, _ = models.descent(10)
     assert lines[0] == f"loss = {losses[0]:.7g}, step = 1"
-    pattern = r"loss = ([\d.e-]+), step = (\d+) of 10 \([\d.]+ sec, [\d.e+]+ steps/s, ETA 0:00:\d\d\)"
+    pattern = (
+        r"loss = ([\d.e-]+), step = (\d+) of 10 \([\d.]+ sec, [\d.e+]+ steps/s, ETA 0:00:\d\d\)"
+    )
     found = [re.fullmatch(pattern, line).groups() for line in lines[1:]]
     assert [int(step) for _, step in found] == [5, 9]
     assert [float(loss) for loss, _ in found] == pytest.approx([losses[4], losses[8]], rel=1e-5)

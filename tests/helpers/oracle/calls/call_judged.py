@@ -88,7 +88,6 @@ UNREAD = "an argument of another type, which the classic happens not to read on 
 JUDGED = {
     "core": [
         ("mtf.convert_to_shape('a:-2')", "a negative size " + SLIP),
-        ("mtf.convert_to_shape({a: 1})", "a dictionary is no list of dimensions"),
         ("mtf.convert_to_dimension(('a', True))", "a truth value is no size"),
         ("mtf.convert_to_shape(':2')", "a dimension without a name cannot be meant"),
         ("mtf.combined_dimension([], 'n')", "no dimensions make one of size 1, if it has a name"),
