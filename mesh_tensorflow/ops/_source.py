@@ -219,7 +219,7 @@ class RangeOperation(Operation):
             if mesh_impl.needs_static_sizes:
                 # XLA compiles this. TensorFlow would first compute all that depends on indices
                 # alone, such as masks, and write each result into the program as often as it is
-                # read: here 0.25 MB a layer, for 512 positions.
+                # read: of 30 layers and 512 positions, 80 MB.
                 [values] = gen_xla_ops.xla_optimization_barrier([values])
             for part in coordinate:
                 # Element i of part p is p * size + i, added in int32 and cast after that: so narrow
