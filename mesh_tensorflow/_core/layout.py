@@ -426,6 +426,16 @@ def convert_to_layout_rules(x: LayoutLike) -> LayoutRules:
     return LayoutRules(pairs)
 
 
+def parts_along(mesh_axis: Optional[int], mesh_shape: Shape) -> int:
+    """Returns the number of parts that a mesh axis, or a JointAxis, splits a dimension into.
+
+    Args:
+      mesh_axis: the axis; None splits nothing, so there is one part.
+      mesh_shape: the Shape of the mesh.
+    """
+    return 1 if mesh_axis is None else mesh_shape[mesh_axis].size
+
+
 def tensor_dim_to_mesh_dim_size(
     layout: LayoutLike, mesh_shape: ShapeLike, tensor_dim: Dimension
 ) -> int:
@@ -438,7 +448,7 @@ def tensor_dim_to_mesh_dim_size(
     """
     mesh_shape = convert_to_shape(mesh_shape)
     axis = convert_to_layout_rules(layout).mesh_axis(tensor_dim, mesh_shape)
-    return 1 if axis is None else mesh_shape[axis].size
+    return parts_along(axis, mesh_shape)
 
 
 def tensor_dim_to_size_per_split(
@@ -492,10 +502,7 @@ def slice_sizes(
     tensor_shape: Shape, layout: Iterable[Optional[int]], mesh_shape: Shape
 ) -> list[int]:
     """Returns the sizes of a slice, rounded up: the last ones may end in padding."""
-    return [
-        d.size if axis is None else -(-d.size // mesh_shape[axis].size)
-        for d, axis in zip(tensor_shape, layout)
-    ]
+    return [-(-d.size // parts_along(axis, mesh_shape)) for d, axis in zip(tensor_shape, layout)]
 
 
 def slice_coordinates(

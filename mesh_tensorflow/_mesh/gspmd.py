@@ -38,6 +38,7 @@ from mesh_tensorflow._core.layout import (
     LayoutLike,
     TensorLayout,
     given_stored_layout,
+    parts_along,
 )
 from mesh_tensorflow._core.operation import LaidOutLike, Tensor
 from mesh_tensorflow._core.shape import Shape, ShapeLike, list_product, single_axes
@@ -81,7 +82,7 @@ class _Cut:
           annotate: annotates a value, given the mesh axes of each dimension.
         """
         self._annotate = annotate
-        parts = [1 if axis is None else mesh[axis].size for axis in axes[:count]]
+        parts = [parts_along(axis, mesh) for axis in axes[:count]]
         sizes, rest = tensor_shape.to_integer_list, list(axes[count:])
         self.sizes = sizes
         self.axes = list(axes)

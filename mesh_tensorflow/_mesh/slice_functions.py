@@ -20,7 +20,7 @@ from tensorflow.python.ops import control_flow_v2_func_graphs as func_graphs
 
 from mesh_tensorflow._contexts import within
 from mesh_tensorflow._core.errors import table_lookup
-from mesh_tensorflow._core.layout import TensorLayout, slice_coordinates
+from mesh_tensorflow._core.layout import TensorLayout, parts_along, slice_coordinates
 from mesh_tensorflow._core.operation import ArrayLike
 from mesh_tensorflow._core.shape import Shape, list_product
 
@@ -145,7 +145,7 @@ def make_slices(x: tf.Tensor, layout: TensorLayout, mesh_shape: Shape) -> list[t
     for tensor_axis, mesh_axis in enumerate(layout):
         grown = {}
         for key, part in parts.items():
-            n = 1 if mesh_axis is None else mesh_shape[mesh_axis].size
+            n = parts_along(mesh_axis, mesh_shape)
             size = tf.TensorShape(part.shape).as_list()[tensor_axis]
             if n > 1 and size is not None:
                 part = padded(part, tensor_axis, -size % n)

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._core.layout import padded_dims
+from mesh_tensorflow._core.layout import padded_dims, parts_along
 from mesh_tensorflow._core.operation import (
     Collective,
     Cost,
@@ -630,7 +630,7 @@ class Blocked(mtf.Operation):
         # As in `Form.operands`: a block of the whole memory is never left out.
         if found[1] >= dims.memory.size:
             return None
-        count = 1 if axis is None else mesh_impl.shape[axis].size
+        count = parts_along(axis, mesh_impl.shape)
         within = min(found[0], length), min(found[1], memory)
         return most_pairs(
             dims.length.size, count, memory, within, halves, form.order == "greater_equal"

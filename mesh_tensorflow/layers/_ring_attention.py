@@ -20,6 +20,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import slip
+from mesh_tensorflow._core.layout import parts_along
 from mesh_tensorflow._core.operation import Collective, LaidOutLike
 from mesh_tensorflow._mesh.mesh_impl import LaidOutTensor, MeshImpl
 
@@ -37,8 +38,7 @@ def has_halves(mesh_impl: MeshImpl, dims: Dims) -> bool:
       mesh_impl: a MeshImpl, which splits both alike.
       dims: a Dims.
     """
-    axis = mesh_impl.splitting_axis(dims.length)
-    parts = 2 if axis is None else 2 * mesh_impl.shape[axis].size
+    parts = 2 * parts_along(mesh_impl.splitting_axis(dims.length), mesh_impl.shape)
     return all(d.size % parts == 0 for d in (dims.length, dims.memory))
 
 

@@ -282,8 +282,10 @@ class Place:
 
     def _parts(self, name: str) -> int:
         """Returns in how many parts the layout splits a dimension."""
-        axis = self.mesh_impl.mesh_axis(mtf.Dimension(name, 1))
-        return 1 if axis is None else self.mesh_impl.shape[axis].size
+        impl = self.mesh_impl
+        return mtf.tensor_dim_to_mesh_dim_size(
+            impl.layout_rules, impl.shape, mtf.Dimension(name, 1)
+        )
 
     def pipeline(
         self,

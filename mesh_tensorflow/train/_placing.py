@@ -347,10 +347,10 @@ class Placing:
 
     def parts_of_batch(self, batch_dim: mtf.Dimension) -> int:
         """Returns the number that the size of the batch has to be a multiple of."""
-        axis = self.rules.mesh_axis(batch_dim, self.shape)
         # Rows that are left over may be there where the layout allows uneven sizes.
-        even = axis is not None and batch_dim.name not in self.rules.uneven
-        return self.shape[axis].size if even else 1  # type: ignore[index]
+        if batch_dim.name in self.rules.uneven:
+            return 1
+        return mtf.tensor_dim_to_mesh_dim_size(self.rules, self.shape, batch_dim)
 
     def whole(self, batch_dim: mtf.Dimension) -> Placing:
         """Returns the same mesh, with a layout that does not split the batch dimension.

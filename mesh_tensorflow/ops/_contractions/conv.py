@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import dims_text, is_whole, table_lookup
-from mesh_tensorflow._core.layout import padded_dims
+from mesh_tensorflow._core.layout import padded_dims, parts_along
 from mesh_tensorflow._core.operation import (
     Cost,
     Operation,
@@ -704,7 +704,7 @@ class ConvNdOperation(Operation):
             axes = {d.name: requested.splitting_axis(d) for d in blocks if d is not None}
             whole = {d.name for d in blocks if d is not None and requested.padding(d)}
             parts = {
-                name: 1 if axis is None or name in whole else requested.shape[axis].size
+                name: parts_along(None if name in whole else axis, requested.shape)
                 for name, axis in axes.items()
             }
             if max(parts.values()) > 1:

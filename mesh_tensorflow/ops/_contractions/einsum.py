@@ -15,6 +15,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import did_you_mean, dims_text, slip
 from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._core.layout import parts_along
 from mesh_tensorflow._core.operation import (
     Collective,
     Cost,
@@ -227,10 +228,9 @@ class EinsumOperation(Operation):
         gathered, _ = self._plan(mesh_impl)
         elements = mesh_impl.size
         for d in self._all_dims():
-            axis = mesh_impl.mesh_axis(d)
             # What is gathered is computed whole on each processor along its axis.
-            parts = 1 if axis is None or d in gathered else mesh_impl.shape[axis].size
-            elements *= -(-d.size // parts)
+            axis = None if d in gathered else mesh_impl.mesh_axis(d)
+            elements *= -(-d.size // parts_along(axis, mesh_impl.shape))
         return elements
 
     def begun_sums(self, mesh_impl: MeshImpl) -> dict[Tensor, list[int]]:

@@ -32,7 +32,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import WrongTypeError, dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._core.layout import padded_dims
+from mesh_tensorflow._core.layout import padded_dims, parts_along
 from mesh_tensorflow._core.operation import Collective, Cost, Operation, Tensor, gradient_of_output
 from mesh_tensorflow._core.shape import Dimension, Shape, list_product
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -293,7 +293,7 @@ def halo(
       wrap: whether what is before the first element are the last ones, and not zeros.
     """
     mesh_axis = mesh_impl.splitting_axis(wide)
-    parts = 1 if mesh_axis is None else mesh_impl.shape[mesh_axis].size
+    parts = parts_along(mesh_axis, mesh_impl.shape)
     size, results = -(-wide.size // parts), -(-narrow.size // parts)
     width = (results - 1) * stride + window
     # The slice of processor c begins at c * size, and what its windows reach over at

@@ -189,11 +189,6 @@ def visibility_mask_to_attention_bias(visible: mtf.Tensor, dtype: tf.DType) -> m
 _Split = tuple[mtf.Dimension, list[mtf.Dimension]]
 
 
-def _parts(layout: mtf.LayoutRules, mesh_shape: mtf.Shape, dim: mtf.Dimension) -> int:
-    axis = layout.mesh_axis(dim, mesh_shape)
-    return 1 if axis is None else mesh_shape[axis].size
-
-
 def _idle_names(
     layout: mtf.LayoutRules, mesh_shape: mtf.Shape, dims: Iterable[mtf.Dimension]
 ) -> Iterable[tuple[str, int]]:
@@ -237,7 +232,7 @@ def find_split(
                 continue
             # The outer part has an index for each present slice, so that its split stays the same,
             # and only the inner part is split further.
-            outer = _parts(layout, mesh_shape, dim)
+            outer = mtf.tensor_dim_to_mesh_dim_size(layout, mesh_shape, dim)
             if dim.size % (outer * parts) == 0:
                 inner = mtf.Dimension(name, dim.size // outer)
                 q.graph.names_lent.add(name)

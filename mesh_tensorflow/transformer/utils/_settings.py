@@ -292,11 +292,8 @@ def _splits(
     name: str, mesh_shape: Union[mtf.Shape, str], layout_rules: Union[mtf.LayoutRules, str]
 ) -> int:
     """Returns the number of slices that a layout splits a dimension into, whatever its size."""
-    mesh = mtf.convert_to_shape(mesh_shape)
-    rules = mtf.convert_to_layout_rules(layout_rules)
     # Size 0 is divisible by each mesh dimension; the true one may be what is computed from this.
-    axis = rules.mesh_axis(mtf.Dimension(name, 0), mesh)
-    return 1 if axis is None else mesh[axis].size
+    return mtf.tensor_dim_to_mesh_dim_size(layout_rules, mesh_shape, mtf.Dimension(name, 0))
 
 
 def compute_batch_size(
