@@ -18,8 +18,8 @@ cols, a / rows, b / cols], whose product is split over both mesh dimensions.
 
 Products: tf.einsum and tf.matmul are the same operation of XLA in the end. But TensorFlow
 translates a tf.einsum with a pipeline of MLIR for it alone, which takes 4 ms, and a tf.matmul in
-0.06 ms. On one processor several dimensions of an operand become one for that, as XLA itself makes
-of them; split ones would have to be gathered.
+0.06 ms. Several dimensions of an operand become one for that, as XLA itself makes of them, unless
+the mesh splits another than the first of them, which would have to be gathered.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from mesh_tensorflow._core.layout import (
     parts_along,
 )
 from mesh_tensorflow._core.operation import LaidOutLike, Tensor
-from mesh_tensorflow._core.shape import Shape, ShapeLike, list_product, single_axes
+from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, list_product, single_axes
 from mesh_tensorflow._mesh import random_values
 from mesh_tensorflow._mesh.devices import is_compiled_whole
 from mesh_tensorflow._mesh.mesh_impl import (
@@ -119,56 +119,59 @@ class _Cut:
 
 
 def matrix_product(
-    equation: str, *values: tf.Tensor, may_merge: bool = False
+    input_shapes: Sequence[Shape],
+    output_shape: Shape,
+    values: Sequence[tf.Tensor],
+    is_split: Callable[[Dimension], bool],
 ) -> Optional[tf.Tensor]:
-    """Returns tf.einsum of values as a product of matrices, or of batches of them.
+    """Returns a contraction of whole values as a product of matrices, or of batches of them.
 
     Args:
-      equation: as tf.einsum takes it, with one letter for each dimension.
-      *values: whole values.
-      may_merge: whether several dimensions may become one, which is right where none is split.
+      input_shapes: the Shapes of the values.
+      output_shape: the Shape of the result.
+      values: whole values.
+      is_split: whether the mesh splits a dimension. Several dimensions become one only if the mesh
+        splits none of them but the first: then each processor's part stays in one piece.
 
     Returns:
       A tf.Tensor; None if it is no such product.
     """
-    inputs, _, output = equation.partition("->")
-    letters = inputs.split(",")
-    if len(letters) != 2:
+    if len(values) != 2:
         return None
-    first, second = letters
-    batch = [c for c in output if c in first and c in second]
-    rows = [c for c in output if c not in second]
-    columns = [c for c in output if c not in first]
-    contracted = [c for c in first if c in second and c not in output]
+    first, second = input_shapes
+    batch = [d for d in output_shape if d in first and d in second]
+    rows = [d for d in output_shape if d not in second]
+    columns = [d for d in output_shape if d not in first]
+    contracted = [d for d in first if d in second and d not in output_shape]
     # What one operand alone has and the output has not is summed over, which no product does.
-    if not contracted or {*first, *second} != {*output, *contracted}:
+    if not contracted or {*first, *second} != {*output_shape, *contracted}:
         return None
-    if not may_merge and not len(rows) == len(columns) == len(contracted) == 1:
+    if any(is_split(d) for group in (rows, columns, contracted) for d in group[1:]):
         return None
-    sizes = {c: n for text, x in zip(letters, values) for c, n in zip(text, x.shape.as_list())}
+    sizes = {d: n for s, x in zip(input_shapes, values) for d, n in zip(s, x.shape.as_list())}
     if None in sizes.values():
         return None
 
-    def matrices(x: tf.Tensor, given: str, outer: list[str]) -> tuple[tf.Tensor, bool]:
+    def matrices(x: tf.Tensor, given: Shape, outer: list[Dimension]) -> tuple[tf.Tensor, bool]:
         """Returns batches of matrices, and whether those are contracted over their rows."""
         orders = [[*batch, *outer, *contracted], [*batch, *contracted, *outer]]
-        over_rows = [*given] == orders[1]
+        over_rows = given.dims == orders[1]
         order = orders[over_rows]
         # XLA takes a transposed operand as it is.
-        x = x if [*given] == order else tf.transpose(x, [given.index(c) for c in order])
+        x = x if given.dims == order else tf.transpose(x, [given.dims.index(d) for d in order])
         groups = [contracted, outer] if over_rows else [outer, contracted]
-        shape = [sizes[c] for c in batch] + [list_product(sizes[c] for c in g) for g in groups]
+        shape = [sizes[d] for d in batch] + [list_product(sizes[d] for d in g) for g in groups]
         return (x if x.shape == shape else tf.reshape(x, shape)), over_rows
 
     x, x_over_rows = matrices(values[0], first, rows)
     y, y_over_rows = matrices(values[1], second, columns)
     product = tf.matmul(x, y, transpose_a=x_over_rows, transpose_b=not y_over_rows)
     made = [*batch, *rows, *columns]
-    shape = [sizes[c] for c in made]
+    shape = [sizes[d] for d in made]
     product = product if product.shape == shape else tf.reshape(product, shape)
-    if made == [*output]:
+    if made == output_shape.dims:
         return product
-    return tf.transpose(product, [made.index(c) for c in output])
+    return tf.transpose(product, [made.index(d) for d in output_shape])
 
 
 # Numbers of the fields of OpSharding, and the type OTHER: tiles over devices.
@@ -488,13 +491,21 @@ class GspmdMeshImpl(MeshImpl[GspmdTensor]):
             return tuple(self.LaidOutTensor([part]) for part in result)
         return self.LaidOutTensor([result])
 
-    def einsum(self, equation: str, *slices: tf.Tensor) -> tf.Tensor:
+    def splits(self, dim: Dimension) -> bool:
+        """Whether processors have parts of a Dimension, rather than all of it."""
+        return self.splitting_axis(dim) is not None
+
+    def einsum_by_shape(
+        self, input_shapes: Sequence[Shape], output_shape: Shape, *slices: tf.Tensor
+    ) -> tf.Tensor:
         """Contracts whole values; see MeshImpl."""
-        # Only where XLA compiles: what costs time is the translation of tf.einsum for it.
         product = None
+        # Only where XLA compiles: what costs time is the translation of tf.einsum for it.
         if current_compilation() is not None:
-            product = matrix_product(equation, *slices, may_merge=self.size == 1)
-        return super().einsum(equation, *slices) if product is None else product
+            product = matrix_product(input_shapes, output_shape, slices, self.splits)
+        if product is None:
+            return super().einsum_by_shape(input_shapes, output_shape, *slices)
+        return product
 
     def Print(
         self, x: GspmdTensor, data: Sequence[GspmdTensor], message: str, **kwargs: object
@@ -576,6 +587,10 @@ class _WholeMeshImpl(ExecutedMeshImpl, GspmdMeshImpl):
     def annotate(self, value: tf.Tensor, tensor_shape: Shape) -> tf.Tensor:
         """Returns a value annotated by the layout on the requested mesh."""
         return self.requested.annotate(value, tensor_shape)
+
+    def splits(self, dim: Dimension) -> bool:
+        """Whether the requested mesh splits a Dimension."""
+        return self.requested.splits(dim)
 
     def _cut(self, tensor_shape: Shape, count: int) -> Optional[_Cut]:
         """Returns how dimensions are merged; None if annotations split none after the first."""

@@ -581,8 +581,24 @@ class MeshImpl(Generic[SlicesT]):
         return x
 
     def einsum(self, equation: str, *slices: tf.Tensor) -> tf.Tensor:
-        """Contracts slices on one processor; `mtf.einsum` calls it."""
+        """Contracts slices on one processor, as tf.einsum does; `einsum_by_shape` calls it."""
         return tf.einsum(equation, *slices)
+
+    def einsum_by_shape(
+        self, input_shapes: Sequence[Shape], output_shape: Shape, *slices: tf.Tensor
+    ) -> tf.Tensor:
+        """Contracts slices on one processor by the dimensions that they have in common.
+
+        `mtf.einsum` calls it. An implementation that only contracts differently has an `einsum` of
+        its own; one to which it matters what is split has this one.
+
+        Args:
+          input_shapes: the Shapes of the Tensors whose slices they are.
+          output_shape: the Shape of the Tensor whose slice is returned.
+          *slices: a slice of each.
+        """
+        equation = slice_functions.einsum_equation(input_shapes, output_shape)
+        return self.einsum(equation, *slices)
 
     # As methods: the first parameter of both functions is the mesh implementation.
     merge_dims, split_dims = slice_functions.merge_dims, slice_functions.split_dims

@@ -347,19 +347,19 @@ def einsum_slice(
     slices: Sequence[tf.Tensor],
     input_shapes: Sequence[Shape],
     output_shape: Shape,
-    einsum_fn: Callable = tf.einsum,
+    einsum_by_shape: Callable[..., tf.Tensor],
 ) -> tf.Tensor:
     """Contracts slices by dimension.
 
     If one input or the output has all dimensions, or if the dtype is an integer, slices are
     broadcast, multiplied and summed, or multiplied as a batch of vectors and matrices. Otherwise
-    `einsum_fn` is called.
+    `einsum_by_shape` is called.
 
     Args:
       slices: tf.Tensors.
       input_shapes: their Shapes (of the whole tensors).
       output_shape: a Shape; every dimension occurs in an input.
-      einsum_fn: takes an equation and the slices.
+      einsum_by_shape: takes the Shapes of slices, that of the result, and the slices.
     """
     all_dims = list(dict.fromkeys(d for shape in input_shapes for d in shape))
     full = next((s for s in [output_shape, *input_shapes] if all(d in s for d in all_dims)), None)
@@ -368,7 +368,7 @@ def einsum_slice(
     if full is None:
         if len(slices) == 2 and _second_comes_first(input_shapes, output_shape):
             slices, input_shapes = slices[::-1], input_shapes[::-1]
-        return einsum_fn(einsum_equation(input_shapes, output_shape), *slices)
+        return einsum_by_shape(input_shapes, output_shape, *slices)
     product = _rows_times_matrices(slices, input_shapes, output_shape)
     if product is not None:
         return product

@@ -5,7 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._mesh.slice_functions import contract, einsum_slice
+from mesh_tensorflow._mesh.slice_functions import contract, einsum_equation, einsum_slice
 
 SIZES = {"s": 1, "t": 1, "a": 3, "b": 4, "c": 5, "d": 2}
 
@@ -46,9 +46,9 @@ def test_operands_are_in_the_order_of_the_output(left, right, output):
 
     equations = []
 
-    def einsum(equation, *slices):
-        equations.append(equation)
-        return tf.einsum(equation, *slices)
+    def einsum(input_shapes, output_shape, *slices):
+        equations.append(einsum_equation(input_shapes, output_shape))
+        return tf.einsum(equations[-1], *slices)
 
     with tf.Graph().as_default(), tf.Session() as session:
         y = einsum_slice(

@@ -16,15 +16,16 @@ PRODUCTS = [
     "axb,xbc->xac",  # the batch is not first
     "axb,bxc->cxa",
 ]  # fmt: skip
-MERGED = [
-    "abc,cx->abx",  # rows of two dimensions
-    "abc,dbc->da",  # two that are contracted
-    "abcd,xcb->adx",  # which are in another order
-    "abxcd,xcbd->axb",
-    "ab,b->a",  # and a vector, which is no matrix
-    "a,ab->b",
-    "ab,ab->",
-    "xab,xb->xa",
+MERGED = [  # with what becomes one with a dimension before it
+    ("abc,cx->abx", "b"),
+    ("abc,dbc->da", "c"),
+    ("abcd,xcb->adx", "cd"),  # in another order
+    ("abxcd,xcbd->axb", "d"),
+    ("abcd,bdx->acx", "cd"),
+    ("ab,b->a", ""),  # and a vector, which is no matrix
+    ("a,ab->b", ""),
+    ("ab,ab->", "b"),
+    ("xab,xb->xa", ""),
 ]
 OTHERS = [
     "xab,yab->",  # x is summed over
@@ -36,31 +37,36 @@ OTHERS = [
 SIZES = dict(zip("abcdxy", range(2, 8)))
 
 
-def operands(equation):
+def product_of(equation, split=""):
+    """Returns what `matrix_product` makes of random operands, and NumPy's result."""
     rng = np.random.default_rng(0)
-    texts = equation.split("->")[0].split(",")
-    return [rng.standard_normal([SIZES[c] for c in text]).astype("float32") for text in texts]
+    *inputs, output = (
+        mtf.Shape([mtf.Dimension(c, SIZES[c]) for c in text])
+        for text in equation.replace("->", ",").split(",")
+    )
+    values = [rng.standard_normal(s.to_integer_list).astype("float32") for s in inputs]
+    tensors = [tf.constant(v) for v in values]
+    found = matrix_product(inputs, output, tensors, lambda d: d.name in split)
+    return found, np.einsum(equation, *values)
 
 
 @pytest.mark.parametrize("equation", PRODUCTS)
 def test_products_of_matrices(equation):
-    values = operands(equation)
-    found = matrix_product(equation, *map(tf.constant, values))
-    np.testing.assert_allclose(found, np.einsum(equation, *values), rtol=1e-5, atol=1e-6)
+    found, expected = product_of(equation, split="abcdxy")
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("equation", MERGED)
-def test_several_dimensions_are_merged_where_none_is_split(equation):
-    values = operands(equation)
-    assert matrix_product(equation, *map(tf.constant, values)) is None
-    found = matrix_product(equation, *map(tf.constant, values), may_merge=True)
-    np.testing.assert_allclose(found, np.einsum(equation, *values), rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize(("equation", "later"), MERGED)
+def test_several_dimensions_are_merged_where_only_the_first_is_split(equation, later):
+    found, expected = product_of(equation, split=set("abcdxy") - set(later))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    for name in later:
+        assert product_of(equation, split=name)[0] is None
 
 
 @pytest.mark.parametrize("equation", OTHERS)
 def test_other_products_are_left_to_einsum(equation):
-    values = map(tf.constant, operands(equation))
-    assert matrix_product(equation, *values, may_merge=True) is None
+    assert product_of(equation)[0] is None
 
 
 def test_what_results_do_not_need_is_left_out():
@@ -79,6 +85,32 @@ def test_what_results_do_not_need_is_left_out():
 def test_a_layer_is_one_product():
     text = on_jax(keep_prob=1.0).lower(DATA).stablehlo
     assert text.count("stablehlo.dot") == 5  # two layers and gradients, but not of the data
+
+
+@pytest.mark.parametrize(
+    "layout", ["batch:rows,length:cols", "length:rows,heads:cols", "d_kv:rows"]
+)
+def test_no_part_is_gathered_for_a_product(layout):
+    """The partitioner gathers a split dimension that becomes one with a dimension before it."""
+    shape = mtf.convert_to_shape("batch:4,length:8,d_model:6")
+    batch, length, d_model = shape
+    heads, d_kv = mtf.convert_to_shape("heads:2,d_kv:4")
+
+    @mtf.pjrt.function(mesh_shape="rows:2,cols:2", layout=layout)
+    def step(x):
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        x = mtf.import_tf_tensor(mesh, x, shape)
+        q = mtf.get_variable(mesh, "q", [d_model, heads, d_kv])
+        o = mtf.get_variable(mesh, "o", [heads, d_kv, d_model])
+        y = mtf.einsum([mtf.einsum([x, q], [batch, length, heads, d_kv]), o], shape)
+        loss = mtf.reduce_sum(mtf.square(y))
+        # Sums: a gradient that is returned would be gathered.
+        of_weights = [mtf.reduce_sum(mtf.square(g)) for g in mtf.gradients([loss], [q, o])]
+        lowering = mtf.Lowering(mesh.graph, {mesh: mtf.pjrt.mesh_impl()})
+        return [lowering.export_to_tf_tensor(t) for t in [loss, *of_weights]]
+
+    lowered = step.lower(np.ones(shape.to_integer_list, "float32"))
+    assert {c.kind for c in lowered.collectives()} == {"all-reduce"}
 
 
 def test_masks_are_no_constants():
