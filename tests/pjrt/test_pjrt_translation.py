@@ -113,6 +113,31 @@ def test_no_part_is_gathered_for_a_product(layout):
     assert {c.kind for c in lowered.collectives()} == {"all-reduce"}
 
 
+@pytest.mark.parametrize("layout", ["batch:rows", "batch:rows,length:cols", "vocab:cols"])
+def test_logits_and_rows_of_tables_stay_where_they_are(layout):
+    """What is passed on are tables and sums of rows, no logits."""
+    rows = mtf.convert_to_shape("batch:4,length:64")
+    vocab, d_model = mtf.convert_to_shape("vocab:32,d_model:2")
+
+    @mtf.pjrt.function(mesh_shape="rows:2,cols:2", layout=layout)
+    def step(ids):
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        ids = mtf.import_tf_tensor(mesh, ids, rows)
+        table = mtf.get_variable(mesh, "table", [vocab, d_model])
+        x = mtf.gather(table, ids, vocab)
+        logits = mtf.einsum([x, table], [*rows, vocab])
+        loss = mtf.reduce_sum(mtf.layers.softmax_cross_entropy_with_logits(logits, ids, vocab))
+        [gradient] = mtf.gradients([loss], [table])
+        lowering = mtf.Lowering(mesh.graph, {mesh: mtf.pjrt.mesh_impl()})
+        return [lowering.export_to_tf_tensor(t) for t in (loss, gradient)]
+
+    lowered = step.lower(np.zeros(rows.to_integer_list, "int32"))
+    found = lowered.collectives()
+    # A processor has at least a quarter of the logits.
+    assert found
+    assert sum(c.bytes for c in found) < 4 * rows.size * vocab.size / 4, found
+
+
 def test_masks_are_no_constants():
     """TensorFlow would write a mask into the program as often as it is read."""
 

@@ -284,20 +284,27 @@ class _OfIds(Operation):
         """Returns the dimension of ids of the logits, along which minus infinity has no share."""
         return [d for d in x.shape if d == self._dim], -math.inf
 
-    def _rows(self, logits: tf.Tensor) -> tf.Tensor:
-        """Returns a slice of the logits as a matrix, with the vocabulary last."""
+    def _rows(self, logits: tf.Tensor, mesh_impl: MeshImpl) -> tf.Tensor:
+        """Returns a slice of the logits with the vocabulary last, by `_numbers`' dimensions."""
         shape = self._inputs[0].shape
         if shape.dims[-1] != self._dim:
             axis = shape.dims.index(self._dim)
             order = [i for i in range(shape.ndims) if i != axis]
             logits = tf.transpose(logits, [*order, axis])
+        if mesh_impl.needs_static_sizes:
+            return logits
         return tf.reshape(logits, constant([-1, logits.shape.as_list()[-1]], tf.int32))
 
-    def _numbers(self, x: tf.Tensor, given: Tensor) -> tf.Tensor:
-        """Returns a slice with a number for each row, as a vector in the order of the rows."""
+    def _numbers(self, x: tf.Tensor, given: Tensor, mesh_impl: MeshImpl) -> tf.Tensor:
+        """Returns a slice with a number for each row of the logits, as a vector.
+
+        Where XLA compiles the program it keeps its dimensions: the partitioner would gather what
+        is split and becomes one with a dimension before it.
+        """
         rest = self._inputs[0].shape - self._dim
         order = [given.shape.dims.index(d) for d in rest]
-        return tf.reshape(x if order == sorted(order) else tf.transpose(x, order), [-1])
+        x = x if order == sorted(order) else tf.transpose(x, order)
+        return x if mesh_impl.needs_static_sizes else tf.reshape(x, [-1])
 
     def _is_id(self, ids: tf.Tensor) -> tf.Tensor:
         # By the whole vocabulary: `within_part` asks only for the slice of one processor.
@@ -316,6 +323,15 @@ class _OfIds(Operation):
 def _places(ids: tf.Tensor) -> tf.Tensor:
     """Returns the positions (row, id) of a matrix."""
     return tf.stack([tf.range(ids.shape[0], dtype=ids.dtype), ids], axis=1)
+
+
+def _hits(ids: tf.Tensor, part: int) -> tf.Tensor:
+    """Returns where in rows of `part` entries an id is.
+
+    XLA computes it within what reads it. A gather or a scatter it would split over the mesh as
+    suits the indices, and pass logits or their gradients for that.
+    """
+    return tf.equal(tf.range(part, dtype=ids.dtype), ids[..., None])
 
 
 class CrossEntropyOperation(_OfIds):
@@ -365,30 +381,39 @@ class CrossEntropyOperation(_OfIds):
         sizes = constant(mesh_impl.slice_shape(self.outputs[0].shape), tf.int32)
         axis = mesh_impl.splitting_axis(self._dim)
 
+        def rows(x: tf.Tensor) -> tf.Tensor:
+            return self._rows(x, mesh_impl)
+
+        def numbers(i: tf.Tensor) -> tf.Tensor:
+            return self._numbers(i, self.inputs[1], mesh_impl)
+
         # Three numbers for each row are reduced over processors; the logits stay where they are.
         def over_vocab(reduction: str, fn: Callable, *values: Any) -> Any:
             local = mesh_impl.slicewise(fn, *values)
             return local if axis is None else mesh_impl.allreduce(local, [axis], reduction)
 
         def sums(x: tf.Tensor, most: tf.Tensor) -> tf.Tensor:
-            return tf.reduce_sum(tf.exp(self._rows(x) - most[:, None]), axis=1)
+            return tf.reduce_sum(tf.exp(rows(x) - most[..., None]), axis=-1)
 
         def picked(x: tf.Tensor, i: tf.Tensor, *coordinate: tf.Tensor) -> tf.Tensor:
-            inside, is_here = within_part(self._numbers(i, self.inputs[1]), part, coordinate)
+            inside, is_here = within_part(numbers(i), part, coordinate)
+            if mesh_impl.needs_static_sizes:
+                hits = tf.logical_and(_hits(inside, part), is_here[..., None])
+                return tf.reduce_sum(tf.where_v2(hits, rows(x), constant(0, x.dtype)), axis=-1)
             # An id of another processor's slice is clipped into this one, and what is found there
             # replaced by 0; the allreduce then gives the logit of whoever has it.
-            found = tf.gather_nd(self._rows(x), _places(inside))
+            found = tf.gather_nd(rows(x), _places(inside))
             return tf.where(is_here, found, tf.zeros_like(found))
 
         def loss(total: tf.Tensor, most: tf.Tensor, found: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
             # -log softmax = log(sum of exp(x - most)) - (x[id] - most).
             y = tf.log(total) - (found - most)
-            known = self._is_id(self._numbers(i, self.inputs[1]))
+            known = self._is_id(numbers(i))
             # No processor has an id out of range: what was found for it is 0, and y has no meaning.
             return tf.reshape(tf.where(known, y, tf.zeros_like(y)), sizes)
 
         # First the maximum, of all processors: without it, exponentials in the sum may overflow.
-        most = over_vocab("MAX", lambda x: tf.reduce_max(self._rows(x), axis=1), logits)
+        most = over_vocab("MAX", lambda x: tf.reduce_max(rows(x), axis=-1), logits)
         total = over_vocab("SUM", sums, logits, most)
         found = over_vocab("SUM", picked, logits, ids, *coordinate_along(mesh_impl, self._dim))
         value = mesh_impl.slicewise(loss, total, most, found, ids)
@@ -459,19 +484,22 @@ class CrossEntropyGradientOperation(_OfIds):
         back = [*range(axis), len(rest), *range(axis, len(rest))]
 
         def fn(x: tf.Tensor, i: tf.Tensor, z: tf.Tensor, d: tf.Tensor, *more: tf.Tensor) -> Any:
-            i = self._numbers(i, ids)
-            z, d = self._numbers(z, log_z), self._numbers(d, dy)
+            i, z, d = (self._numbers(*pair, mesh_impl) for pair in ((i, ids), (z, log_z), (d, dy)))
             # An id out of range has the loss 0, whatever the logits are.
             d = tf.where(self._is_id(i), d, tf.zeros_like(d))
             scale = d
             # Of dz, if it is given, and the coordinate after it, zip takes the former alone.
             for dz, value in zip(self.inputs[4:], more):
-                scale = scale + self._numbers(value, dz)
+                scale = scale + self._numbers(value, dz, mesh_impl)
             # Each writes to the memory of the one before.
             # log_z has the forward computation's maximum and sum: nothing is reduced again.
-            y = tf.exp(self._rows(x) - z[:, None]) * scale[:, None]
+            y = tf.exp(self._rows(x, mesh_impl) - z[..., None]) * scale[..., None]
             inside, is_here = within_part(i, part, more[len(self.inputs) - 4 :])
-            y = add_entries(y, _places(inside), tf.where(is_here, -d, tf.zeros_like(d)))
+            at_id = tf.where(is_here, -d, tf.zeros_like(d))
+            if mesh_impl.needs_static_sizes:
+                y = tf.where_v2(_hits(inside, part), y + at_id[..., None], y)
+            else:
+                y = add_entries(y, _places(inside), at_id)
             y = tf.reshape(y, constant([*rest, part], tf.int32))
             return y if back == sorted(back) else tf.transpose(y, back)
 

@@ -198,7 +198,6 @@ class GatherGradientOperation(_AlongTable):
         mesh_impl = lowering.mesh_impl(self)
         summed = self._summed_axes(mesh_impl)
         part = self._part(mesh_impl, self.outputs[0].shape)
-        row = mesh_impl.slice_shape(self._rest)
         # Segment sums put the indexed dimension first, wherever the table has it.
         back = [([self._dim, *self._rest.dims]).index(d) for d in self.outputs[0].shape]
 
@@ -208,10 +207,10 @@ class GatherGradientOperation(_AlongTable):
             # Negative numbers are left out of a segment sum; others out of range are not allowed.
             # What belongs to another processor's rows is out of range here, and must not be added.
             i = tf.where(i < part, i, constant(-1, i.dtype) * tf.ones_like(i))
-            rows = self._rows(rows, i, row)
+            rows = self._rows(rows)
             narrow = rows.dtype in _SUMMED_IN_FLOAT32
             sums = tf.math.unsorted_segment_sum(
-                tf.cast(rows, tf.float32) if narrow else rows, tf.reshape(i, [-1]), part
+                tf.cast(rows, tf.float32) if narrow else rows, i, part
             )
             sums = tf.cast(sums, rows.dtype)
             return sums if back == sorted(back) else tf.transpose(sums, back)
@@ -238,17 +237,16 @@ class GatherGradientOperation(_AlongTable):
         # Narrow dtypes are summed in float32, for which the table would have to be copied and cast.
         if not first or not part or output.dtype not in (tf.float32, tf.float64):
             return None
-        row = mesh_impl.slice_shape(self._rest)
 
         def add_rows(
             t: tf.Tensor, rows: tf.Tensor, i: tf.Tensor, *coordinate: tf.Tensor
         ) -> tf.Tensor:
             inside, is_here = within_part(i, part, coordinate)
-            rows = self._rows(rows, inside, row)
-            is_here = tf.reshape(is_here, constant([-1] + [1] * len(row)))
+            rows = self._rows(rows)
+            is_here = tf.reshape(is_here, constant([*i.shape.as_list(), *[1] * len(self._rest)]))
             # What was clipped into this slice from elsewhere adds 0 there.
             rows = tf.where_v2(is_here, rows, constant(0, rows.dtype))
-            return add_entries(t, tf.reshape(inside, [-1, 1]), rows)
+            return add_entries(t, inside[..., None], rows)
 
         rows, *more = self._values(lowering)
         if uneven_names(mesh_impl):
@@ -262,13 +260,11 @@ class GatherGradientOperation(_AlongTable):
         """The dimensions of a row."""
         return self.outputs[0].shape - [self._dim]
 
-    def _rows(self, rows: tf.Tensor, i: tf.Tensor, row: list[int]) -> tf.Tensor:
-        """Returns a slice of dy with one dimension for all indices, then those of a row."""
+    def _rows(self, rows: tf.Tensor) -> tf.Tensor:
+        """Returns a slice of dy with the dimensions of the indices, then those of a row."""
         dy, indices = self.inputs
         order = [dy.shape.dims.index(d) for d in [*indices.shape.dims, *self._rest.dims]]
-        if order != sorted(order):
-            rows = tf.transpose(rows, order)
-        return tf.reshape(rows, constant([i.shape.num_elements(), *row]))
+        return rows if order == sorted(order) else tf.transpose(rows, order)
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """One flop for each element of dy; reads dy and the indices, writes the table."""
