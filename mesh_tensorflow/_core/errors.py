@@ -17,7 +17,7 @@ from numbers import Integral
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Optional
 
-from mesh_tensorflow._contexts import within
+from mesh_tensorflow._calls import within
 
 if TYPE_CHECKING:
     from mesh_tensorflow._core.operation import Tensor

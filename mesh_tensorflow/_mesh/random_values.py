@@ -30,7 +30,7 @@ import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from tensorflow.python.eager import context
 
-from mesh_tensorflow._contexts import within
+from mesh_tensorflow._calls import within
 from mesh_tensorflow._mesh.slice_functions import static_arange
 
 Number = Union[float, tf.Tensor]

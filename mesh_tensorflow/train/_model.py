@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._calls import names_taken
 from mesh_tensorflow._core.errors import dims_text, first_names
 from mesh_tensorflow._lowering.lowering import check_rules_apply
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -73,7 +74,7 @@ def call_model(
       ValueError: it takes other arguments.
     """
     signature = inspect.signature(model_fn)
-    named = {"training": training} if "training" in signature.parameters else {}
+    named = {"training": training} if "training" in names_taken(model_fn) else {}
     try:
         signature.bind(mesh, *arguments, **named)
     except TypeError as e:

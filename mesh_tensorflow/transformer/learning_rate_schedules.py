@@ -17,7 +17,7 @@ import gin
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import optimize
-from mesh_tensorflow._contexts import within
+from mesh_tensorflow._calls import within
 from mesh_tensorflow.utils import steps_done
 
 __all__ = [
