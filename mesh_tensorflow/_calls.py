@@ -61,6 +61,18 @@ def takes(function: Callable[..., Any], name: str) -> bool:
     return _takes_any(function) or name in names_taken(function)
 
 
+def requires(function: Callable[..., Any], name: str) -> bool:
+    """Returns whether a function has an argument of a name that has no default.
+
+    Args:
+      function: a function or a class.
+      name: the name.
+    """
+    parameter = inspect.signature(function).parameters.get(name)
+    # What functools.partial has bound has a default in its signature.
+    return parameter is not None and parameter.default is parameter.empty
+
+
 def arguments_of(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns those of `values` that a function takes by name.
 
