@@ -26,7 +26,7 @@ import numpy as np
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._contexts import within
+from mesh_tensorflow._calls import within
 from mesh_tensorflow._core.errors import did_you_mean, is_set
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._units import counted

@@ -411,6 +411,40 @@ class Resize(NamedTuple):
         return ""
 
 
+class Assignments:
+    """Assigns whole values to tf variables of a graph, in a session.
+
+    A graph keeps all that is added to it: one operation of a variable is for all calls.
+    """
+
+    def __init__(self) -> None:
+        """Creates it without operations."""
+        self._made: dict[str, tuple[tf.Tensor, tf.Operation]] = {}
+
+    def run(
+        self,
+        session: tf.Session,
+        variables: Mapping[str, tf.Variable],
+        values: Mapping[str, np.ndarray],
+    ) -> None:
+        """Assigns values to those of the variables that have one.
+
+        Args:
+          session: a session of the graph.
+          variables: the tf variables, by name.
+          values: their whole values, by name; those of other names are ignored.
+        """
+        named = [name for name in variables if name in values]
+        with session.graph.as_default():
+            for name in named:
+                if name not in self._made:
+                    v = variables[name]
+                    fed = tf.placeholder(v.dtype.base_dtype, v.shape)
+                    self._made[name] = fed, v.assign(fed, read_value=False)
+        made = [(*self._made[name], values[name]) for name in named]
+        session.run([op for _, op, _ in made], {fed: value for fed, _, value in made})
+
+
 def init_from_values(
     values: Mapping[str, Any],
     variables: Iterable[tuple[str, Any]],

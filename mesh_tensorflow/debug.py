@@ -402,6 +402,7 @@ class Profile:
         )
         groups: dict[tuple[str, str], list[OperationTime]] = {}
         for t in self.times():
+            # Communication has rows of its own, beside what its operation computes.
             groups.setdefault((name_of(t), t.kind), []).append(t)
         rows = [
             (
@@ -409,6 +410,7 @@ class Profile:
                 kind,
                 sum(t.executions for t in ts),
                 sum(t.seconds for t in ts),
+                # Operations of one type or layer are made at several lines.
                 str(ts[0].site or "") if by == "operation" else "",
             )
             for (name, kind), ts in groups.items()
@@ -416,6 +418,7 @@ class Profile:
         rows.sort(key=lambda row: -row[3])
         total = sum(row[3] for row in rows)
         if len(rows) > limit:
+            # In one row, so that the column of shares adds up to all of the time.
             rest = rows[limit:]
             sums = sum(row[2] for row in rest), sum(row[3] for row in rest)
             rows = [*rows[:limit], (f"{len(rest)} others", "", *sums, "")]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union
 
@@ -13,7 +12,7 @@ import gin
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._core.errors import WrongTypeError
+from mesh_tensorflow._core.errors import WrongTypeError, is_real
 
 __all__ = [
     "Schedule",
@@ -80,8 +79,7 @@ def arithmetic_of(step: Any, name: str) -> Arithmetic:
     Raises:
       WrongTypeError: it is none of these.
     """
-    # True is an int to Python, and a mistake here.
-    if isinstance(step, numbers.Real) and not isinstance(step, bool):
+    if is_real(step):
         return _PYTHON
     if tf.is_tensor(step) or isinstance(step, tf.Variable):
         if step.shape.ndims:
@@ -176,7 +174,7 @@ def check_number(function: str, name: str, value: object, least: float = 0.0) ->
       WrongTypeError: it is no number.
       ValueError: it is less than `least`.
     """
-    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+    if not is_real(value):
         raise WrongTypeError(f"schedules.{function}: {name} must be a number, not {value!r}")
     # Not `< least`, which lets NaN pass.
     if not float(value) >= least:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Optional, Union
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._contexts import within
+from mesh_tensorflow._calls import within
 
 if TYPE_CHECKING:
     from tensorflow.tpu.experimental import Topology

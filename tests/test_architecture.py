@@ -16,7 +16,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # A part imports what stands before it, never what stands after or beside it.
 ORDER = [
-    ["_quiet", "_contexts", "_units"],
+    ["_quiet", "_calls", "_units"],
     [
         "utils",
         "_paths",

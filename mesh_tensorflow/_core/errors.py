@@ -13,11 +13,11 @@ import sysconfig
 import threading
 import warnings
 from collections.abc import Iterable, Sequence
-from numbers import Integral
+from numbers import Integral, Real
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Optional, TypeGuard
 
-from mesh_tensorflow._contexts import within
+from mesh_tensorflow._calls import within
 
 if TYPE_CHECKING:
     from mesh_tensorflow._core.operation import Tensor
@@ -319,6 +319,15 @@ def is_whole(value: object, least: float = 1) -> bool:
     """
     # Python takes a bool for an int, so that steps=True would be a single step.
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+
+
+def is_real(value: object) -> TypeGuard[float]:
+    """Returns whether a value is a real number, of Python or NumPy; a bool is none.
+
+    Args:
+      value: anything.
+    """
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def check_whole(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union, overload
 
 import gin
 
-from mesh_tensorflow._contexts import within
+from mesh_tensorflow._calls import within
 from mesh_tensorflow._core.errors import (
     WrongTypeError,
     did_you_mean,

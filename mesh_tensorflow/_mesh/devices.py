@@ -19,7 +19,7 @@ import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from tensorflow.python.eager import context
 
-from mesh_tensorflow._contexts import within
+from mesh_tensorflow._calls import within
 from mesh_tensorflow._core.errors import dims_text, mesh_shapes_that_fit, slip
 from mesh_tensorflow._core.layout import (
     LayoutLike,

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Optional, Union
 import tensorflow.compat.v1 as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
-from mesh_tensorflow._contexts import within
+from mesh_tensorflow._calls import within
 from mesh_tensorflow._core.layout import (
     LayoutLike,
     TensorLayout,

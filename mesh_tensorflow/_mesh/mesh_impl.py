@@ -71,6 +71,9 @@ from mesh_tensorflow._mesh import slice_functions
 from mesh_tensorflow._mesh.devices import mesh_text
 from mesh_tensorflow._mesh.random_values import new_key
 
+# What users name them by, where a program makes the mesh implementation for them.
+MESH_IMPLS = ("placement", "simd", "pjrt")
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 

@@ -30,7 +30,7 @@ import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from tensorflow.python.eager import context
 
-from mesh_tensorflow._contexts import within
+from mesh_tensorflow._calls import requires, within
 from mesh_tensorflow._mesh.slice_functions import static_arange
 
 Number = Union[float, tf.Tensor]
@@ -521,7 +521,8 @@ def initial_value(
     if isinstance(initializer, type):
         initializer = initializer()
     # Functions written for TensorFlow 1 may require this argument, others do not know it.
-    further = {"partition_info": None} if _takes_partition_info(initializer) else {}
+    old = inspect.isfunction(initializer) and requires(initializer, "partition_info")
+    further = {"partition_info": None} if old else {}
     return checked_value(initializer(list(sizes), dtype=dtype, **further), name, sizes, dtype)
 
 
@@ -551,11 +552,3 @@ def checked_value(
             f"dtype that it is called with, {dtype.name} {tf.TensorShape(sizes)}"
         )
     return value
-
-
-def _takes_partition_info(initializer: Callable[..., Any]) -> bool:
-    """Whether an initializer is a function with a required argument `partition_info`."""
-    if not inspect.isfunction(initializer):
-        return False
-    argument = inspect.signature(initializer).parameters.get("partition_info")
-    return argument is not None and argument.default is inspect.Parameter.empty

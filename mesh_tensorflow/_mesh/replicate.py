@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Optional, TypeAlias, Union
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._contexts import within
+from mesh_tensorflow._calls import within
 from mesh_tensorflow._mesh import random_values
 from mesh_tensorflow._mesh.devices import (
     check_devices_exist,

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import control_flow_v2_func_graphs as func_graphs
 
-from mesh_tensorflow._contexts import within
+from mesh_tensorflow._calls import within
 from mesh_tensorflow._core.errors import table_lookup
 from mesh_tensorflow._core.layout import TensorLayout, parts_along, slice_coordinates
 from mesh_tensorflow._core.operation import ArrayLike

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import itertools
 import math
 import re
@@ -484,25 +483,44 @@ _NOT_OF_DIMENSIONS = frozenset(
 
 
 def _under_names(value: Any, names: Names, copies: Mapping[Operation, Operation]) -> Any:
-    """Returns an attribute of an operation with dimensions under other names, and with copies."""
+    """Returns an attribute of an operation as its copy under other names has it.
+
+    Operations keep dimensions, their names, Shapes and other operations in attributes, within
+    containers and objects of this package such as the form of a convolution. All else, such as
+    numbers and functions, is of no dimension, and returned as it is.
+
+    Args:
+      value: the attribute, or a part of it.
+      names: the other names of dimensions.
+      copies: the copies of operations so far.
+    """
+
+    def under(part: Any) -> Any:
+        return _under_names(part, names, copies)
+
     if isinstance(value, Dimension):
         return Dimension(names.get(value.name, value.name), value.size)
     if isinstance(value, str):
+        # No type tells the name of a dimension from another string that is the same; `best_part`
+        # leaves out a copy whose step, split alike, takes another time than the program's.
         return names.get(value, value)
     if isinstance(value, Shape):
         return renamed(value, names)
     if isinstance(value, Operation):
+        # Such as the variables of an assignment. What comes later has no copy yet.
         return copies.get(value, value)
-    under = functools.partial(_under_names, names=names, copies=copies)
     if isinstance(value, dict):
         return {under(key): under(one) for key, one in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
+        # Before tuples: a NamedTuple takes its fields one by one.
         return type(value)(*map(under, value))
+    # Of these types alone: a class that is derived from one may be made by other arguments.
     if type(value) in (list, tuple, frozenset):
         return type(value)(map(under, value))
+    # A Tensor, Graph or Mesh leads to the whole program; inputs are replaced as such.
     is_ours = is_of_package(type(value)) and not isinstance(value, (Tensor, Graph, Mesh))
     if is_ours and getattr(value, "__dict__", None):
-        # What describes the operation, such as the form of a convolution.
+        # A copy, since the operation of the user's program has the same object.
         value = copy.copy(value)
         vars(value).update({name: under(one) for name, one in vars(value).items()})
     return value

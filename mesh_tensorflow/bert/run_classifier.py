@@ -715,6 +715,7 @@ def main(_: Sequence[str]) -> None:
     config = read_config(FLAGS.max_seq_length)
     task = _Task()
     tf.io.gfile.makedirs(FLAGS.output_dir)
+    # Read before the model is made: its rate decays to 0 over as many steps as the examples give.
     examples: list[InputExample] = []
     steps = 0
     if FLAGS.do_train:
@@ -733,6 +734,7 @@ def main(_: Sequence[str]) -> None:
     if FLAGS.do_train:
         path = training_records(lambda path: task.write(examples, path))
         input_fn = file_based_input_fn_builder(path, FLAGS.max_seq_length, True, True)
+        # Not steps=: a run that is called again goes on from its checkpoint, to the same end.
         run.train(input_fn, max_steps=steps)
     if FLAGS.do_eval:
         _evaluate(run, task)

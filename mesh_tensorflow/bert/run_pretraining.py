@@ -225,6 +225,8 @@ def _files(name: str) -> list[str]:
     ]
     if not files:
         raise ValueError(f"run_pretraining: no file matches --{name}={getattr(FLAGS, name)}")
+    # Records have the lengths that they were written with. Others would be errors of the input
+    # pipeline in the first step, which name neither the file nor the flag.
     features = _features(FLAGS.max_seq_length, FLAGS.max_predictions_per_seq)
     flag_of = {name: "max_seq_length" for name in features if name != "next_sentence_labels"}
     flag_of.update({name: _OF_PREDICTIONS for name in features if name.startswith("masked_lm_")})

@@ -691,6 +691,7 @@ def write_predictions(
             f"such as {missing[0]}; prediction has to be carried through"
         )
     pieces: dict[int, list[tuple[InputFeatures, Any]]] = collections.defaultdict(list)
+    # A long paragraph is several features, and the best answer may be in any of them.
     for feature in all_features:
         pieces[feature.example_index].append((feature, results[feature.unique_id]))
     predictions = {
@@ -796,6 +797,7 @@ def model_fn_builder(
             return {"start_logits": start, "end_logits": end}
         start_loss = _loss(start, x.of_each(features["start_positions"]))
         end_loss = _loss(end, x.of_each(features["end_positions"]))
+        # Devlin et al. (2019), section 4.2: the log-likelihoods of start and end; here their mean.
         return {"loss": 0.5 * (start_loss + end_loss) + model.get_extra_loss()}
 
     def outputs(features: Features, mode: str, tensors: dict[str, tf.Tensor]) -> dict[str, Any]:
@@ -835,6 +837,7 @@ def validate_flags_or_throw(bert_config: BertConfig) -> None:
         if getattr(FLAGS, mode) and not getattr(FLAGS, name):
             raise ValueError(f"If `{mode}` is True, then `{name}` must be specified: --{name}=FILE")
     check_positions(bert_config, FLAGS.max_seq_length)
+    # [CLS] and two [SEP] besides the question, and at least one token of the paragraph.
     if FLAGS.max_seq_length <= FLAGS.max_query_length + 3:
         raise ValueError(
             f"The max_seq_length ({FLAGS.max_seq_length}) must be greater than max_query_length "

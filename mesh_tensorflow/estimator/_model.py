@@ -12,6 +12,7 @@ import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import checkpoint
+from mesh_tensorflow._calls import arguments_of, takes
 from mesh_tensorflow._elements import Elements
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._paths import readable
@@ -450,33 +451,11 @@ def function_name(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", None) or repr(function)
 
 
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    return list(inspect.signature(function).parameters.values())
-
-
-def takes(function: Callable[..., Any], name: str) -> bool:
-    """Returns whether a function takes an argument with a given name.
-
-    Args:
-      function: a callable.
-      name: the name of the argument.
-
-    Returns:
-      a bool.
-    """
-    # A parameter `*labels`, or one before `/`, is called so too, but cannot be given by name.
-    by_position = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY)
-    return any(
-        p.kind is p.VAR_KEYWORD or (p.name == name and p.kind not in by_position)
-        for p in _parameters(function)
-    )
-
-
 def _required_besides(known: Collection[str], function: Callable[..., Any]) -> list[str]:
     """Returns the arguments that a function needs, without those that are known."""
     return [
         f"{p.name} by position" if p.kind is p.POSITIONAL_ONLY else p.name
-        for p in _parameters(function)
+        for p in inspect.signature(function).parameters.values()
         if (p.name not in known or p.kind is p.POSITIONAL_ONLY)
         and p.default is p.empty
         and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
@@ -535,8 +514,7 @@ def call_model_fn(
       ValueError: there are labels, but `model_fn` does not take any.
     """
     name = function_name(model_fn)
-    given = {"mode": mode, "params": params, "config": config}
-    chosen = {key: value for key, value in given.items() if takes(model_fn, key)}
+    chosen = arguments_of(model_fn, {"mode": mode, "params": params, "config": config})
     if takes(model_fn, "labels"):
         chosen["labels"] = labels
     elif labels is not None:
@@ -574,8 +552,7 @@ def call_input_fn(input_fn: Callable[..., Any], mode: str, params: object, confi
             f"input_fn {function_name(input_fn)} needs {', '.join(unknown)}, but is given only "
             "mode, params and config: bind what else it needs, by functools.partial for example"
         )
-    chosen = {key: value for key, value in given.items() if takes(input_fn, key)}
-    return input_fn(**chosen)
+    return input_fn(**arguments_of(input_fn, given))
 
 
 def check_input_fn(input_fn: Callable[..., Any], called: str) -> None:
@@ -595,14 +572,20 @@ def check_input_fn(input_fn: Callable[..., Any], called: str) -> None:
         )
 
 
-def make_global_step(graph: tf.Graph) -> tf.Variable:
-    """Creates the global step, a variable to which programs of several processors can assign.
+def begin_program(config: RunConfig) -> tf.Variable:
+    """Begins a program in the default tf graph, before any function of the user.
 
     Args:
-      graph: the tf graph.
+      config: the RunConfig, which has the seed.
+
+    Returns:
+      The global step, a variable to which programs of several processors can assign.
     """
+    # Operations take the graph's seed when they are made.
+    tf.set_random_seed(config.effective_seed)
+    # One that a model function makes need not be a resource.
     with tf.variable_scope(tf.get_variable_scope(), use_resource=True):
-        return tf.train.create_global_step(graph)
+        return tf.train.create_global_step()
 
 
 class Model(NamedTuple):

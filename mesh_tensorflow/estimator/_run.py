@@ -33,8 +33,8 @@ from mesh_tensorflow.estimator._model import (
     Model,
     RandomStepHook,
     WarmStartSettings,
+    begin_program,
     find_checkpoint,
-    make_global_step,
     session_creator,
     warm_start,
 )
@@ -83,8 +83,8 @@ def run_training(model: Model, input_fn: Callable[..., Any], request: Request) -
     """
     config = model.config
     signals = StopSignals(_say_that_it_stops)
-    with tf.Graph().as_default() as graph, signals, tf.device(device_fn(config)):
-        spec, step, step_hook, input_hooks = _training_program(model, input_fn, graph)
+    with tf.Graph().as_default(), signals, tf.device(device_fn(config)):
+        spec, step, step_hook, input_hooks = _training_program(model, input_fn)
         # The model function has made the variables, and no session has initialized them yet.
         if request.warm_start_from:
             names = warm_start(request.warm_start_from)
@@ -121,14 +121,9 @@ class _TrainingProgram(NamedTuple):
     input_hooks: list[tf.train.SessionRunHook]
 
 
-def _training_program(
-    model: Model, input_fn: Callable[..., Any], graph: tf.Graph
-) -> _TrainingProgram:
+def _training_program(model: Model, input_fn: Callable[..., Any]) -> _TrainingProgram:
     """Builds the program of a training step in the default tf graph."""
-    # Both before the user's functions: operations take the graph's seed when they are made, and
-    # a global step that a model function makes need not be a resource.
-    tf.set_random_seed(model.config.effective_seed)
-    global_step = make_global_step(graph)
+    global_step = begin_program(model.config)
     inputs = model.inputs(input_fn, ModeKeys.TRAIN)
     # Before the model function, whose random operations and rates take this for the step.
     random_step = RandomStepHook()
@@ -147,8 +142,8 @@ def open_steps(model: Model, input_fn: Callable[..., Any]) -> Iterator[Callable[
       input_fn: returns features and labels.
     """
     config = model.config
-    with tf.Graph().as_default() as graph, tf.device(device_fn(config)):
-        spec, step, step_hook, input_hooks = _training_program(model, input_fn, graph)
+    with tf.Graph().as_default(), tf.device(device_fn(config)):
+        spec, step, step_hook, input_hooks = _training_program(model, input_fn)
         own = [*spec.training_chief_hooks, *spec.training_hooks]
         saving = (tf.train.CheckpointSaverHook, tf.train.SummarySaverHook)
         hooks = [step_hook, *input_hooks, *(h for h in own if not isinstance(h, saving))]
@@ -167,8 +162,8 @@ def graph_of_step(model: Model, input_fn: Callable[..., Any]) -> Graph:
     Raises:
       ValueError: it makes none.
     """
-    with tf.Graph().as_default() as graph, recorded_lowerings() as made:
-        _training_program(model, input_fn, graph)
+    with tf.Graph().as_default(), recorded_lowerings() as made:
+        _training_program(model, input_fn)
     if not made:
         raise ValueError("model_fn makes no mtf.Lowering in training: no layout splits its program")
     return made[-1].graph
@@ -372,6 +367,7 @@ def _session(
     """
     config = model.config
     if not config.is_chief:
+        # The chief alone initializes and restores; others wait until it has.
         creator = tf.train.WorkerSessionCreator(
             spec.scaffold,
             config.master,
@@ -456,9 +452,8 @@ def run_evaluation(
       ValueError: there is no checkpoint or no data, or a metric has a reserved name.
     """
     find_checkpoint(model.model_dir, checkpoint_path, "evaluate")  # before a model is built
-    with tf.Graph().as_default() as graph:
-        tf.set_random_seed(model.config.effective_seed)
-        global_step = make_global_step(graph)
+    with tf.Graph().as_default():
+        global_step = begin_program(model.config)
         inputs = model.inputs(input_fn, ModeKeys.EVAL)
         if steps is None and not inputs.may_end:
             tf.logging.warning(
@@ -587,8 +582,7 @@ def run_prediction(
     find_checkpoint(model.model_dir, checkpoint_path, "predict")  # before a model is built
     graph = tf.Graph()
     with graph.as_default():
-        tf.set_random_seed(model.config.effective_seed)
-        make_global_step(graph)
+        begin_program(model.config)
         inputs = model.inputs(input_fn, ModeKeys.PREDICT, features_only=True)
         if not inputs.may_end:
             tf.logging.warning(

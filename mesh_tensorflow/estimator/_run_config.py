@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 import json
 import math
-import numbers
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.errors import is_whole
+from mesh_tensorflow._core.errors import is_real, is_whole
 from mesh_tensorflow._processes.processes import (
     check_addresses,
     processes,
@@ -211,9 +210,8 @@ def check_number(called: str, name: str, value: object, least: int) -> None:
     Raises:
       ValueError: it is less, or no number.
     """
-    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     # `not value >= least` and not `value < least`, which a NaN would pass.
-    if value is not None and not (number and float(value) >= least):  # type: ignore[arg-type]
+    if value is not None and not (is_real(value) and value >= least):
         raise ValueError(f"{called}: {name} is {value!r}; it should be {least} or more")
 
 

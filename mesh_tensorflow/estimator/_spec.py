@@ -430,6 +430,7 @@ def _checked_train_op(train_op: Union[tf.Operation, tf.Tensor, None], mode: str)
         return None
     if isinstance(train_op, tf.Operation) or tf.is_tensor(train_op):
         return train_op
+    # An assignment of a resource variable returns a variable to read; the step is its operation.
     if hasattr(train_op, "op"):
         return train_op.op
     raise TypeError(

@@ -17,8 +17,8 @@ from mesh_tensorflow._paths import escaped, readable
 from mesh_tensorflow.estimator._model import (
     Inputs,
     Model,
+    begin_program,
     find_checkpoint,
-    make_global_step,
     with_latest,
 )
 from mesh_tensorflow.estimator._spec import (
@@ -398,9 +398,8 @@ def _add_graph(
     with_variables: bool,
     rows_at_a_time: Optional[int],
 ) -> None:
-    with tf.Graph().as_default() as graph:
-        tf.set_random_seed(model.config.effective_seed)
-        make_global_step(graph)
+    with tf.Graph().as_default():
+        begin_program(model.config)
         receiver = receiver_fn()
         if not hasattr(receiver, "receiver_tensors"):
             raise ValueError(

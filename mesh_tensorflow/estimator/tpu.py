@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union, cast
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._calls import takes
 from mesh_tensorflow._core.errors import is_whole
 from mesh_tensorflow._mesh.replicate import replicate
 from mesh_tensorflow._pjrt import pjrt
@@ -23,7 +24,6 @@ from mesh_tensorflow.estimator._model import (
     call_model_fn,
     features_and_labels,
     function_name,
-    takes,
 )
 from mesh_tensorflow.estimator._run_config import RunConfig as _RunConfig
 from mesh_tensorflow.estimator._run_config import check_number
@@ -590,6 +590,7 @@ def padded_batches(dataset: Any, size: int) -> Any:
     def pad(*element: Any) -> _PaddedBatch:
         features, _ = features_and_labels(element[0] if len(element) == 1 else element)
         batched = [x for x in tf.nest.flatten(features) if _has_rows(x)]
+        # Nothing to fill up: features that have no rows are of the whole batch.
         if not batched:
             return _PaddedBatch(features, tf.constant(size))
         rows = tf.shape(batched[0])[0]
@@ -606,6 +607,7 @@ def padded_batches(dataset: Any, size: int) -> Any:
             if not _has_rows(x):
                 return x
             zeros = tf.zeros(tf.concat([[missing], tf.shape(x)[1:]], 0), x.dtype)
+            # What a computed number of rows is joined to has no known size, as the program needs.
             return tf.ensure_shape(
                 tf.concat([x, zeros], 0), tf.TensorShape([size]).concatenate(x.shape[1:])
             )

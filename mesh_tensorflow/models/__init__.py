@@ -16,6 +16,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
+from mesh_tensorflow._calls import arguments_of, names_taken
 from mesh_tensorflow._core.errors import check_whole
 from mesh_tensorflow._core.layout import LayoutLike
 from mesh_tensorflow._core.shape import ShapeLike
@@ -50,7 +51,7 @@ from mesh_tensorflow.models._pretrained import (
 from mesh_tensorflow.models._tokenizer import Tokenizer
 from mesh_tensorflow.models._weights import Weights
 from mesh_tensorflow.ops._contractions.reduce_broadcast import divided_sum
-from mesh_tensorflow.train._fit import arguments_of, explained
+from mesh_tensorflow.train._fit import explained
 from mesh_tensorflow.transformer import transformer
 
 __all__ = [
@@ -244,7 +245,7 @@ class LanguageModel(Pretrained):
             results = _grouped(made, num_return_sequences)
         return results if num_return_sequences > 1 else [of[0] for of in results]
 
-    @explained(_NAMES_OF_GENERATE, arguments_of(generate))
+    @explained(_NAMES_OF_GENERATE, names_taken(generate))
     def stream(
         self,
         prompt: Prompt,
@@ -619,21 +620,12 @@ def from_pretrained(
         config.json, is not known; weights are missing, or have other shapes; or the layout or a
         device is wrong.
     """
+    arguments = dict(locals())
     what = "from_pretrained"
     check_path(what, path, "folder or of a GGUF file")
     path = os.fspath(path)
-    place = place_of(
-        what,
-        mesh_shape,
-        layout,
-        devices,
-        mesh_impl,
-        zero=zero,
-        zero_axis=zero_axis,
-        uneven=uneven,
-        shows=progress,
-    )
-    pipeline = place.pipeline(what, num_stages, num_microbatches, num_repeats)
+    place = place_of(what, **arguments_of(place_of, arguments), shows=progress)
+    pipeline = place.pipeline(what, **arguments_of(place.pipeline, arguments))
     name = _dtype_name(what, dtype)
     if path.endswith(".gguf"):
         file = GgufFile(path)
@@ -691,23 +683,15 @@ def from_config(
     Raises:
       ValueError: the family, or a field, is not known; or the layout or a device is wrong.
     """
+    arguments = dict(locals())
     what = "from_config"
     if not isinstance(config, Mapping):
         raise ValueError(
             f"{what}: config is a dictionary of what config.json says, not {config!r}; "
             "from_pretrained takes a folder"
         )
-    place = place_of(
-        what,
-        mesh_shape,
-        layout,
-        devices,
-        mesh_impl,
-        zero=zero,
-        zero_axis=zero_axis,
-        uneven=uneven,
-    )
-    pipeline = place.pipeline(what, num_stages, num_microbatches, num_repeats)
+    place = place_of(what, **arguments_of(place_of, arguments))
+    pipeline = place.pipeline(what, **arguments_of(place.pipeline, arguments))
     name = _dtype_name(what, dtype)
     form = form_of(what, config)
     if form.encodes:

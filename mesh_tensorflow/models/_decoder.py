@@ -529,6 +529,7 @@ class Decoder:
             ),
             *(_of_each_expert(weight) for weight in self._of_units(scope, names, "expert_hidden")),
         ]
+        # The expert of all tokens is stored as a layer without experts, in a scope of its own.
         if self.experts.shared:
             begin, scope = "shared_", f"{scope}/shared"
             shared = {n[len(begin) :]: name for n, name in names.items() if n.startswith(begin)}

@@ -205,6 +205,7 @@ def _question_of(where: str, example: Any) -> tuple[Any, Any]:
             return before, last["content"]
     if fields == {"ids", "weights"}:
         ids, weights = list(example["ids"]), list(example["weights"])
+        # The answer is the last run of ids with a weight: earlier turns may have weights, too.
         begin = len(ids)
         while begin and weights[begin - 1]:
             begin -= 1

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
-from mesh_tensorflow._core.errors import slip
+from mesh_tensorflow._core.errors import is_real, is_whole, slip
 
 
 class Weight(NamedTuple):
@@ -124,8 +124,7 @@ class Config:
           ValueError: it is missing, or is something else.
         """
         value = self.get(name, default)
-        # JSON's true is a Python int, and would be a size of 1.
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if not is_whole(value):
             raise ValueError(f"{self.path}: config.json has {name}={value!r}, no positive integer")
         return value
 
@@ -140,8 +139,7 @@ class Config:
           ValueError: it is missing, or is something else.
         """
         value = self.get(name, default)
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not 0 < value < math.inf:
+        if not (is_real(value) and 0 < value < math.inf):
             raise ValueError(f"{self.path}: config.json has {name}={value!r}, no positive number")
         return float(value)
 

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._calls import names_taken
 from mesh_tensorflow._core.errors import check_whole
 from mesh_tensorflow._processes.processes import processes
 from mesh_tensorflow.models import _lora
@@ -25,7 +26,7 @@ from mesh_tensorflow.models._lora import Lora
 from mesh_tensorflow.ops._variables.variable import Adapters, VariableDType, adapting
 from mesh_tensorflow.optimize import AdamWOptimizer
 from mesh_tensorflow.train import Result, fit, metrics
-from mesh_tensorflow.train._fit import arguments_of, explained
+from mesh_tensorflow.train._fit import explained
 
 if TYPE_CHECKING:
     from mesh_tensorflow.models import LanguageModel
@@ -55,7 +56,7 @@ _ELSEWHERE = {
 }
 
 
-@explained(_ELSEWHERE, arguments_of(fit) - _GIVEN)
+@explained(_ELSEWHERE, names_taken(fit) - _GIVEN)
 def finetune(
     model: LanguageModel,
     examples: Examples,
@@ -272,6 +273,7 @@ def _adapters_of(
             )
         if _lora.is_folder(lora):
             return _lora.read(form, lora)
+        # Parts and a rank have no separator: a folder was meant, which is not there.
         if os.path.sep in (text := os.fspath(lora)):
             raise ValueError(
                 f"finetune: lora={text!r} is no folder of adapters, such as save_adapters writes, "
@@ -287,6 +289,7 @@ def _adapters_of(
         raise ValueError(
             f"finetune: freeze={freeze!r} is no regular expression: {error}"
         ) from error
+    # What is found in no name is mistyped; what is found in all leaves nothing to train.
     names = [weight.ours for weight in form.weights]
     frozen = [name for name in names if re.search(freeze, name)]
     if not frozen or len(frozen) == len(names):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mesh_tensorflow import models
-from mesh_tensorflow.models._place import IMPLS
+from mesh_tensorflow._mesh.mesh_impl import MESH_IMPLS
 
 # Flags of a command that are arguments of a function: type, default and help, by name.
 Arguments = Mapping[str, tuple[type, Any, str]]
@@ -31,7 +31,7 @@ def parser_of(command: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument("--zero", type=int, help="stage of ZeRO: 3 stores weights in parts")
     parser.add_argument("--zero_axis", help="the mesh dimension of ZeRO")
     text = "simd runs one program on each processor; pjrt computes on devices of JAX"
-    parser.add_argument("--mesh_impl", choices=IMPLS, default="placement", help=text)
+    parser.add_argument("--mesh_impl", choices=MESH_IMPLS, default="placement", help=text)
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights"
     )

@@ -168,6 +168,7 @@ def ends_of(
         tokenizer.
     """
     given: Any = stop.tolist() if isinstance(stop, np.ndarray) else stop
+    # A text is a Sequence too, of its letters.
     is_one = isinstance(given, (str, bytes)) or not isinstance(given, Sequence)
     ends = [given] if is_one else given
     texts = [end for end in ends if isinstance(end, str)]

@@ -222,6 +222,7 @@ class GgufFile:
           ValueError: there are some, within `mtf.strict()`.
         """
         channels, heads = (config.get(name) for name in known.sizes)
+        # What follows from other fields changes nothing, as long as it is the same.
         size = config.get("head_dim", channels // heads if channels and heads else None)
         sizes = dict.fromkeys(("attention.value_length", "rope.dimension_count"), size)
         meant = {**sizes, "attention.causal": True, "expert_count": 0, "expert_used_count": 0}

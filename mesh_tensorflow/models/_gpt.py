@@ -213,6 +213,7 @@ def _windows(config: Config) -> list[int]:
     """Returns how many positions the queries of each block see; 0 for all."""
     blocks, types = config.number("num_layers"), config.get("attention_types")
     try:
+        # [[["global", "local"], 6]] is this pair six times: the layers take turns.
         kinds = [kind for some, number in types for _ in range(number) for kind in some]
         sizes = {"global": 0, "local": config.number("window_size", 256)}
         windows = [sizes[kind] for kind in kinds]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Optional, Union
 
 import numpy as np
@@ -21,16 +21,14 @@ from mesh_tensorflow._core.layout import LayoutLike, convert_to_layout_rules
 from mesh_tensorflow._core.shape import ShapeLike, convert_to_shape
 from mesh_tensorflow._mesh.devices import device_spec
 from mesh_tensorflow._mesh.gspmd import GspmdMeshImpl
+from mesh_tensorflow._mesh.mesh_impl import MESH_IMPLS
 from mesh_tensorflow._mesh.slice_functions import never_compiled
-from mesh_tensorflow._mesh.variables.store import VariableStore, function
+from mesh_tensorflow._mesh.variables.store import VariableStore, function, leaf_key
 from mesh_tensorflow._pjrt import pjrt
 from mesh_tensorflow._watching import collecting, hand_over, told_to_user, watch_key
-from mesh_tensorflow.checkpoint import init_from_values
+from mesh_tensorflow.checkpoint import Assignments, init_from_values
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.train._placing import Placing, check_pjrt, devices_of
-
-IMPLS = ("placement", "simd", "pjrt")
-
 
 # -- programs of a graph
 
@@ -53,7 +51,7 @@ class SessionStore:
         self._session: Optional[tf.Session] = None
         self._variables: dict[str, Any] = {}
         self._values: Mapping[str, Any] = {}
-        self._writes: dict[str, tuple[tf.Tensor, tf.Operation]] = {}
+        self._assignments = Assignments()
         # Of graphs that are built: a stream is continued in a thread of its own.
         self._lock = threading.RLock()
 
@@ -77,15 +75,9 @@ class SessionStore:
           name: its name.
           value: an array of its shape.
         """
-        with self._lock, self._graph.as_default():
-            # A graph keeps all that is added to it: one assignment of a variable is for all calls.
-            if name not in self._writes:
-                v = self._variables[name]
-                fed = tf.placeholder(v.dtype.base_dtype, v.shape)
-                self._writes[name] = fed, v.assign(fed, read_value=False)
-            fed, write = self._writes[name]
         assert self._session is not None
-        self._session.run(write, {fed: value})
+        with self._lock:
+            self._assignments.run(self._session, self._variables, {name: value})
 
     def function(self, fn: Callable[..., Any], placing: Placing) -> Callable[..., Any]:
         """Returns a function of eager tensors, with a program for each set of their shapes.
@@ -98,8 +90,7 @@ class SessionStore:
 
         @functools.wraps(fn)
         def call(*args: Any) -> Any:
-            # As text, in which 1, True and 1.0 are three.
-            key = watch_key(), repr(tf.nest.map_structure(_spec, args))
+            key = watch_key(), _key(args)
             with self._lock:
                 if key not in programs:
                     programs[key] = self._program(fn, placing, args)
@@ -145,9 +136,15 @@ class SessionStore:
         self._variables |= new
 
 
-def _spec(x: Any) -> Any:
-    """Returns what a program depends on of an argument."""
-    return tf.TensorSpec(x.shape, x.dtype) if tf.is_tensor(x) else x
+def _key(x: Any) -> Hashable:
+    """Returns what a program depends on of an argument, or of a structure of arguments."""
+    if tf.is_tensor(x):
+        return tf.TensorSpec(x.shape, x.dtype)
+    if isinstance(x, Mapping):
+        return type(x), tuple((name, _key(x[name])) for name in sorted(x))
+    if isinstance(x, (list, tuple)):
+        return type(x), tuple(map(_key, x))
+    return leaf_key(x)
 
 
 # -- places
@@ -363,9 +360,9 @@ def place_of(
     if shape is None:
         raise ValueError(f"{what}: mesh_shape=None is no mesh; leave it out for one processor")
     stored: dict[str, Any] = {"zero": zero, "zero_axis": zero_axis}
-    if mesh_impl not in (None, *IMPLS):
+    if mesh_impl not in (None, *MESH_IMPLS):
         raise ValueError(
-            f"{what}: mesh_impl={mesh_impl!r} is none of {', '.join(map(repr, IMPLS))}"
+            f"{what}: mesh_impl={mesh_impl!r} is none of {', '.join(map(repr, MESH_IMPLS))}"
         )
     rules = convert_to_layout_rules(layout)
     rules = rules.allowing_uneven() if uneven else rules

@@ -10,7 +10,7 @@ import gin
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._contexts import within
+from mesh_tensorflow._calls import within
 from mesh_tensorflow._core.errors import MissingMethodError, WrongTypeError, check_flag, slip
 from mesh_tensorflow.ops._source import import_unchanged
 from mesh_tensorflow.ops._variables.variable import read_now

@@ -23,7 +23,7 @@ from jax.sharding import AbstractMesh
 from mesh_tensorflow._core.layout import LayoutLike, pnum_to_processor_coordinates
 from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike
 from mesh_tensorflow._mesh.gspmd import GspmdMeshImpl
-from mesh_tensorflow._mesh.variables.store import value_key
+from mesh_tensorflow._mesh.variables.store import leaf_key
 from mesh_tensorflow._stop_signals import deferred
 from mesh_tensorflow._watching import collecting, hand_over, told_to_user, unwatched, watch_key
 from mesh_tensorflow.pjrt._devices import (
@@ -561,9 +561,7 @@ def _kind(leaf: Any) -> Any:
             f"{leaf!r} ({type(leaf).__name__}) is no argument of a function of mtf.pjrt: pass "
             "arrays of NumPy, TensorFlow or JAX, or values that can be keys of a dictionary"
         ) from None
-    # With the type, as 1, 1.0 and True are equal, but may make different programs.
-    key = value_key(leaf)
-    return (type(leaf), leaf) if key is None else key
+    return leaf_key(leaf)
 
 
 # -- files that JAX alone can run

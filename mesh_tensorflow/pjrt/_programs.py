@@ -26,7 +26,7 @@ import jax
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._contexts import within
+from mesh_tensorflow._calls import within
 from mesh_tensorflow._core.layout import TensorLayout
 from mesh_tensorflow._core.shape import Dimension, Shape
 from mesh_tensorflow._mesh.variables.checkpoint_files import (
@@ -702,6 +702,7 @@ def _follow(mine: Processes) -> Shared:
             ) from error
 
     def serve(signals: StopSignals) -> tuple[Optional[str], Shared]:
+        # As in `_lead`, after the connection: JAX waits here for all, who have been started by now.
         join()
         watch = watch_over([(chief, connected(connection))], me)
         try:

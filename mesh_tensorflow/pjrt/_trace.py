@@ -16,7 +16,7 @@ import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from jax.sharding import NamedSharding
 
-from mesh_tensorflow._contexts import within
+from mesh_tensorflow._calls import within
 from mesh_tensorflow._core.layout import TensorLayout
 from mesh_tensorflow._mesh.gspmd import Compilation, GspmdMeshImpl, annotating
 from mesh_tensorflow._mesh.random_values import key_is_of_step, new_key

@@ -227,6 +227,7 @@ def legal_layouts(
         for n in names
     }
     names = [n for n in names if len(alone[n]) > 1]
+    # A product of floats, as of many dimensions it is beyond the integers of NumPy.
     total = int(np.prod([len(alone[n]) for n in names], dtype=float))
     picks: Iterable[Sequence[Optional[int]]]
     if total <= limit:
@@ -396,6 +397,7 @@ def _kinds(found: Sequence[Placing]) -> list[Placing]:
     kinds = [p._replace(apart=True) for p in most[-2:]]
     kinds += [p._replace(merge="memory") for p in most[-1:]]
     kinds += [p._replace(apart=True, merge="device", pairs=True) for p in two_axes[-1:]]
+    # Another one than is merged above, where there are several. Both may be the same placing.
     simd = dict.fromkeys([*two_axes[-2:-1], *most[-1:]])
     return kinds + [p._replace(simd=True) for p in simd]
 

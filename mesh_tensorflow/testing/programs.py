@@ -61,6 +61,7 @@ class Program:
     def _fed(self, array: np.ndarray, shape: mtf.Shape) -> mtf.Tensor:
         if tf.executing_eagerly_outside_functions():
             return mtf.import_tf_tensor(self.mesh, tf.constant(array), shape)
+        # No constant: TensorFlow would compute what it can of the program before it is run.
         placeholder = tf.placeholder(tf.as_dtype(array.dtype), array.shape)
         self.feed[placeholder] = array
         return mtf.import_tf_tensor(self.mesh, placeholder, shape)

@@ -598,6 +598,7 @@ def source_of(
         return Dataset(features, part, data)
     if _is_hugging_face(data):
         rows = data.with_format("numpy")
+        # Rows are read with the batch that has them: such data may be larger than memory.
         return Rows(features, part, len(rows), lambda i: rows[i], shuffle, seed)
     if _is_arrays(data):
         if features.shapes is None:
@@ -614,6 +615,7 @@ def source_of(
             return features.item([np.asarray(array)[i] for array in arrays])
 
         return Rows(features, part, len(arrays[0]), take, shuffle, seed)
+    # Of a text or a dictionary, an iteration would give letters or names for batches.
     if isinstance(data, Iterable) and not isinstance(data, (str, bytes, Mapping)):
         return Iterated(features, part, data)
     raise TypeError(

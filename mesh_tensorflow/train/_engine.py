@@ -19,7 +19,7 @@ from mesh_tensorflow._mesh.variables.checkpoint_files import Faults, ShardSaverB
 from mesh_tensorflow._quiet import not_advised
 from mesh_tensorflow._stop_signals import StopSignals
 from mesh_tensorflow._watching import told_to_user
-from mesh_tensorflow.checkpoint import CheckpointError, Saver, check_checkpoint
+from mesh_tensorflow.checkpoint import Assignments, CheckpointError, Saver, check_checkpoint
 from mesh_tensorflow.estimator.export import any_batch
 from mesh_tensorflow.train._data import Batch, Features, rows_of, with_dtype
 from mesh_tensorflow.train._model import (
@@ -181,7 +181,7 @@ class _SessionProgram:
             self._restores_all = placing.pjrt
             self._initialize = tf.global_variables_initializer(), tf.local_variables_initializer()
             self._reads: dict[str, tf.Tensor] = {}
-            self._writes: dict[str, tuple[tf.Tensor, tf.Operation]] = {}
+            self._assignments = Assignments()
 
     def _begin_with(self, initial: Initial) -> None:
         """Has the model's variables initialized with given weights, and averages with the same."""
@@ -310,14 +310,7 @@ class _SessionProgram:
 
     def assign(self, values: dict[str, np.ndarray]) -> None:
         """Assigns whole values of variables; leaves out those that the program lacks."""
-        if not self._writes:
-            with self.graph.as_default():
-                for name, v in self.variables.items():
-                    fed = tf.placeholder(v.dtype.base_dtype, v.shape)
-                    self._writes[name] = fed, v.assign(fed, read_value=False)
-        own = {name: write for name, write in self._writes.items() if name in values}
-        feeds = {fed: values[name] for name, (fed, _) in own.items()}
-        self.session.run([op for _, op in own.values()], feeds)
+        self._assignments.run(self.session, self.variables, values)
         self.session.run(self._to_slices)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import inspect
 import io
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any, Optional, TypeVar, Union, cast
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._calls import arguments_of, names_taken
 from mesh_tensorflow._core.errors import did_you_mean, is_whole, slip
 from mesh_tensorflow._core.layout import LayoutLike
 from mesh_tensorflow._core.shape import ShapeLike
@@ -83,16 +83,6 @@ _ELSEWHERE = {
 }
 
 
-def arguments_of(function: Callable[..., Any]) -> set[str]:
-    """Returns the names of the arguments that a function takes by name.
-
-    Args:
-      function: the function.
-    """
-    found = inspect.signature(function).parameters.values()
-    return {p.name for p in found if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
-
-
 def explained(
     elsewhere: Mapping[str, str] = _ELSEWHERE, further: Collection[str] = ()
 ) -> Callable[[F], F]:
@@ -104,7 +94,7 @@ def explained(
     """
 
     def decorator(function: F) -> F:
-        known = arguments_of(function).union(further)
+        known = names_taken(function).union(further)
 
         @functools.wraps(function)
         def called(*args: Any, **kwargs: Any) -> Any:
@@ -385,7 +375,8 @@ def fit(
       NotANumberError: the loss is not a number, or weights that would be saved are not.
       KeyboardInterrupt: the user pressed Ctrl-C; a checkpoint is saved first.
     """
-    told = _told(locals())
+    # First, as later locals would be among the arguments.
+    arguments = dict(locals())
     resize = Resize.of("fit: init_resize", init_resize, init_shrink)
     # What can be checked alone comes before data are opened and the program is built, which may
     # take minutes.
@@ -402,12 +393,10 @@ def fit(
     callbacks = check_callbacks(callbacks, logdir)
     check_seed(seed)
     best = None if keep_best is None else _best_of(keep_best, directory, eval_data)
-    model = Model(
-        model_fn, optimizer, learning_rate, clip_norm, microbatches, average, precision, norms
-    )
-    stored = variable_layout, zero, zero_axis
+    of_model = arguments_of(Model, {**arguments, "learning_rate": learning_rate})
+    model = Model(model_fn, **of_model)
     layout, auto = _layout_or_auto(layout, mesh_impl)
-    mesh = Given(mesh_shape, layout, devices, simd, mesh_impl, *stored, uneven, jit_compile)
+    mesh = Given(**arguments_of(Given, {**arguments, "layout": layout}))
     # Before the data, as it says which rows of each batch this process reads.
     placing = placing_of(mesh)
     _check_several(placing, average, seed)
@@ -428,7 +417,7 @@ def fit(
         engine = SessionEngine(model, eval_model, placing, features, seed, choosing)
     loop = Loop(
         engine=engine,
-        run=Run(steps, directory, logdir, told),
+        run=Run(steps, directory, logdir, _told(arguments)),
         source=source,
         eval_source=_eval_source(eval_data, features),
         checkpoints=Checkpoints(engine, directory, keep, save_in_background, best)

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._calls import names_taken, requires
 from mesh_tensorflow._core.errors import dims_text, first_names
 from mesh_tensorflow._lowering.lowering import check_rules_apply
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -73,7 +74,7 @@ def call_model(
       ValueError: it takes other arguments.
     """
     signature = inspect.signature(model_fn)
-    named = {"training": training} if "training" in signature.parameters else {}
+    named = {"training": training} if "training" in names_taken(model_fn) else {}
     try:
         signature.bind(mesh, *arguments, **named)
     except TypeError as e:
@@ -474,8 +475,7 @@ def check_optimizer(optimizer: Any, learning_rate: Any) -> None:
     if not isinstance(optimizer, type) or learning_rate is not None:
         return
     # Told now: the class is called within the program, once all of the model has been built.
-    rate = inspect.signature(optimizer).parameters.get("learning_rate")
-    if rate is not None and rate.default is inspect.Parameter.empty and not _is_bound(optimizer):
+    if requires(optimizer, "learning_rate") and not _is_bound(optimizer):
         raise TypeError(
             f"fit: {optimizer.__name__} is a class that needs a learning rate. Give an optimizer, "
             f"such as {_as_written(optimizer)}(0.001), or give fit a learning_rate too"

@@ -32,7 +32,7 @@ from mesh_tensorflow._mesh.devices import (
     set_threads,
     soft_placement,
 )
-from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.mesh_impl import MESH_IMPLS, MeshImpl
 from mesh_tensorflow._pjrt import pjrt
 from mesh_tensorflow._processes.peers import POLL_SECONDS, Exchange
 from mesh_tensorflow._processes.processes import Processes, check_described, is_pjrt, processes
@@ -396,7 +396,7 @@ class Given:
       layout: its layout rules.
       devices: a device for each processor, or None.
       simd: whether all processors run one program.
-      mesh_impl: a name of _IMPLS, a PlacementMeshImpl in place of the others, or None.
+      mesh_impl: a name of MESH_IMPLS, a PlacementMeshImpl in place of the others, or None.
       variable_layout: see PlacementMeshImpl.
       zero: likewise.
       zero_axis: likewise.
@@ -426,9 +426,6 @@ class Given:
         """How variables are stored, as arguments of mesh implementations."""
         named = {n: getattr(self, n) for n in ("variable_layout", "zero", "zero_axis")}
         return {name: value for name, value in named.items() if value is not None}
-
-
-_IMPLS = ("placement", "simd", "pjrt")
 
 
 def placing_of(given: Given) -> Placing:
@@ -478,10 +475,10 @@ def placing_of(given: Given) -> Placing:
 
 def _placing_of_name(given: Given, name: str) -> Placing:
     """Returns the Placing for the name of a mesh implementation."""
-    if name not in _IMPLS or (given.simd and name != "simd"):
+    if name not in MESH_IMPLS or (given.simd and name != "simd"):
         raise ValueError(
             f"fit: mesh_impl={name!r}{' with simd=True' if given.simd else ''}: it is one of "
-            f"{', '.join(map(repr, _IMPLS))}, or a mesh implementation"
+            f"{', '.join(map(repr, MESH_IMPLS))}, or a mesh implementation"
         )
     if name != "pjrt":
         return placing_of(dataclasses.replace(given, simd=name == "simd", mesh_impl=None))
@@ -628,6 +625,7 @@ class Choosing:
         """Returns where the run is placed; see `placing`."""
         if self.layout:
             stored = stored_layout(placing.shape, **placing.stored) if placing.stored else None
+            # Under a name of its own: `placing` is another one below, when layouts have been tried.
             start = placing
             choice = choose_on(
                 place,
@@ -638,6 +636,7 @@ class Choosing:
                 self.show,
             )
             placing = _with_layout(placing, choice.layout)
+        # After the layout, since what XLA saves depends on how the program is split.
         if self.compiled and compiling_pays(
             place,
             graph,

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._calls import arguments_of
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.layout import LayoutLike
 from mesh_tensorflow._core.shape import ShapeLike
@@ -84,8 +85,7 @@ def evaluate(
       CheckpointError: the checkpoint lacks variables, or has them in other shapes, or is damaged.
       ValueError: an argument is wrong, or there are no data.
     """
-    stored = variable_layout, zero, zero_axis
-    mesh = Given(mesh_shape, layout, devices, simd, mesh_impl, *stored, uneven)
+    arguments = dict(locals())
     model = Model(model_fn, None, average=average, precision=precision)
 
     def run(engine: SessionEngine, batches: Any) -> dict[str, float]:
@@ -94,7 +94,7 @@ def evaluate(
             raise ValueError("evaluate: the data have no rows")
         return means
 
-    found = _use("evaluate", model, data, directory, dims, mesh, seed, run, lambda d: (d, []))
+    found = _use("evaluate", model, arguments, run, lambda d: (d, []))
     # A process that the first one leads gets what is shared, with its arrays.
     return found if isinstance(found, dict) else found[0]
 
@@ -159,8 +159,7 @@ def predict(
       CheckpointError: the checkpoint lacks variables, or has them in other shapes, or is damaged.
       ValueError: an argument is wrong, there are no data, or an output has no batch dimension.
     """
-    stored = variable_layout, zero, zero_axis
-    mesh = Given(mesh_shape, layout, devices, simd, mesh_impl, *stored, uneven)
+    arguments = dict(locals())
     model = _Predictor(model_fn, None, average=average, precision=precision)
 
     def run(engine: SessionEngine, batches: Any) -> dict[str, np.ndarray]:
@@ -173,7 +172,7 @@ def predict(
         # With the kind, which only the process that has built the model knows.
         return [model.kind[0], *named], list(named.values())
 
-    found = _use("predict", model, data, directory, dims, mesh, seed, run, share)
+    found = _use("predict", model, arguments, run, share)
     if not isinstance(found, dict):  # in a process that the first one leads
         (kind, *names), arrays = found
         model.kind.append(kind)
@@ -239,6 +238,7 @@ def export(
       ValueError: an argument is wrong, there are no data, an output has no batch dimension, or
         there is something at `path`.
     """
+    arguments = dict(locals())
     target = os.fspath(path)
     if tf.io.gfile.exists(target) and not (
         tf.io.gfile.isdir(target) and not tf.io.gfile.listdir(target)
@@ -268,8 +268,7 @@ def export(
                 tf.io.gfile.rmtree(unfinished)
         return {}
 
-    mesh = Given(mesh_shape, layout, devices)
-    _use("export", model, data, directory, dims, mesh, seed, run, lambda d: (d, []))
+    _use("export", model, arguments, run, lambda d: (d, []))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -316,15 +315,20 @@ class _Predictor(Model):
 def _use(
     called: str,
     model: Model,
-    data: Any,
-    directory: Weights,
-    dims: Any,
-    mesh: Given,
-    seed: Optional[int],
+    arguments: Mapping[str, Any],
     run: Callable[[SessionEngine, Any], Any],
     share: Callable[[Any], Any],
 ) -> Any:
-    """Runs a model on all batches of data with weights that are there."""
+    """Runs a model on all batches of data with weights that are there.
+
+    Args:
+      called: the function that was called, for errors.
+      model: the model.
+      arguments: those of the function, by name.
+      run: uses the model, given an engine and the batches; returns its result.
+      share: returns what of a result JSON can say, and its arrays, for other processes of JAX.
+    """
+    data, dims, directory = (arguments[name] for name in ("data", "dims", "directory"))
     if dims is None:
         raise ValueError(f"{called}: dims is missing, the dimensions of the features")
     if directory is None or isinstance(directory, tuple):
@@ -332,7 +336,7 @@ def _use(
             f"{called}: directory is where the weights are, a directory of checkpoints, the path "
             f"of one, or arrays by name such as Result.variables, but is {directory!r}"
         )
-    placing: Placing = placing_of(mesh)
+    placing: Placing = placing_of(Given(**arguments_of(Given, arguments)))
     if placing.cluster is not None:
         raise ValueError(
             f"{called}: it is offered in one process: call it in a program of its own, with "
@@ -346,7 +350,7 @@ def _use(
     # A function, as with several processes of JAX the first one alone calls it.
     def main() -> Any:
         # Nothing is trained: each use runs the second, the model of evaluations.
-        engine = SessionEngine(model, model, placing, features, seed)
+        engine = SessionEngine(model, model, placing, features, arguments["seed"])
         try:
             initial = initial_of(directory, what=f"{called}: directory")
             assert initial is not None

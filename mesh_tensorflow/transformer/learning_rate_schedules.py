@@ -9,15 +9,14 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Optional, Union
 
 import gin
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import optimize
-from mesh_tensorflow._contexts import within
+from mesh_tensorflow._calls import requires, within
 from mesh_tensorflow.utils import steps_done
 
 __all__ = [
@@ -312,14 +311,9 @@ def rate_of_step(schedule: Any) -> Any:
         asks for the total number of steps gets that of `training_for`.
     """
     if isinstance(schedule, (list, tuple)) or (
-        callable(schedule) and _asks_for_total_steps(schedule)
+        # What `with_total_steps` returns has the total already.
+        callable(schedule) and requires(schedule, "total_train_steps")
     ):
         # `run` has bound the total; without it, only the call that trains knows the last step.
         schedule = with_total_steps(schedule, _total_train_steps.get())
     return schedule(step=steps_done()) if callable(schedule) else schedule
-
-
-def _asks_for_total_steps(schedule: Callable[..., Any]) -> bool:
-    parameter = inspect.signature(schedule).parameters.get("total_train_steps")
-    # What `with_total_steps` returns is a partial, in whose signature the total has a default.
-    return parameter is not None and parameter.default is parameter.empty

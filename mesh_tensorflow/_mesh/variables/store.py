@@ -23,7 +23,7 @@ import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops.variable_scope import get_variable_scope_store
 
-from mesh_tensorflow._contexts import within
+from mesh_tensorflow._calls import within
 from mesh_tensorflow._core.errors import did_you_mean, dims_text, first_names
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.layout import TensorLayout, slice_coordinates, slice_sizes, storing
@@ -826,6 +826,17 @@ def value_key(value: Any) -> Optional[Hashable]:
         keys = [value_key(getattr(value, field.name)) for field in dataclasses.fields(value)]
         return None if None in keys else (kind, *keys)
     return None
+
+
+def leaf_key(leaf: Any) -> Hashable:
+    """Returns what of an argument a program is made for, which has no tensors in it.
+
+    Args:
+      leaf: a value that can be the key of a dictionary.
+    """
+    # With the type, as objects of two classes may be equal and make different programs.
+    key = value_key(leaf)
+    return (type(leaf), leaf) if key is None else key
 
 
 def _has_value(kind: type) -> bool:

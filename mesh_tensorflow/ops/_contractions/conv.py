@@ -700,6 +700,7 @@ class ConvNdOperation(Operation):
         blocks = kind.blocks
         if not blocks:
             return self._with_halos(mesh_impl, mesh_impl, form, self._halos(mesh_impl), values)
+        # What a compiler splits stays a dimension, of the parts: in joined blocks it would be lost.
         if getattr(requested, "is_split_by_compiler", False):
             axes = {d.name: requested.splitting_axis(d) for d in blocks if d is not None}
             whole = {d.name for d in blocks if d is not None and requested.padding(d)}
@@ -709,6 +710,7 @@ class ConvNdOperation(Operation):
             }
             if max(parts.values()) > 1:
                 return self._of_parts(mesh_impl, parts, values)
+        # Windows reach from block to block: as one image, each finds its pixels side by side.
         joined = [
             v if role == FILTER else mesh_impl.slicewise(joiner(shapes[role], blocks), v)
             for role, v in zip(roles, values)

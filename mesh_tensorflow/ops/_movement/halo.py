@@ -120,6 +120,7 @@ class Halo:
             edge = mesh_impl.slicewise(lambda t, at=at, n=n: self._cut(t, at, n), x)
             moved = mesh_impl.shift_by_n_processors(edge, self.mesh_axis, offset, self.wrap)
             pieces.append((begin, moved))
+        # As they lie in the whole; edges are listed by their side.
         pieces.sort(key=lambda piece: piece[0])
 
         def joined(*parts: tf.Tensor) -> tf.Tensor:

@@ -84,6 +84,7 @@ _PRODUCTS = [
 _FNS = {
     "sum": (mtf.reduce_sum, np.sum, "", ALL),
     "mean": (mtf.reduce_mean, np.mean, "", FLOATS),
+    # At ties there is no derivative that finite differences could find; see reduce_max_ties.
     "max": (mtf.reduce_max, np.max, "distinct", ALL),
     "min": (mtf.reduce_min, np.min, "distinct", ALL),
     "all": (mtf.reduce_all, np.all, "mostly", ("float32",)),

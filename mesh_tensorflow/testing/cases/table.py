@@ -137,6 +137,8 @@ def wide(x: np.ndarray) -> np.ndarray:
         return x
     if np.iscomplexobj(x):
         return x.astype(np.complex128)
+    # NumPy computes in the dtype that it is given: in float32, the oracle would have the error
+    # that it is there to measure.
     return x.astype(np.int64 if np.issubdtype(x.dtype, np.integer) else np.float64)
 
 
@@ -156,6 +158,7 @@ def convolved(
     rank = f.ndim - 2
     x = np.pad(x, [(0, 0), *pads, (0, 0)])
     axes = tuple(range(1, rank + 1))
+    # The windows at each place; strides leave out those between.
     windows = np.lib.stride_tricks.sliding_window_view(x, f.shape[:rank], axis=axes)
     strided = (slice(None), *(slice(None, None, s) for s in strides))
     places, window = "xyz"[:rank], "XYZ"[:rank]
@@ -174,6 +177,7 @@ def on(fn: Callable, *specs: str) -> Callable:
 
     def apply(*xs: np.ndarray) -> np.ndarray:
         y = fn(*[aligned(x, names, out) for x, names in zip(xs, inputs, strict=True)])
+        # Shapes are compared, too, and outputs have dimensions along which they do not change.
         return np.broadcast_to(y, full)
 
     return apply

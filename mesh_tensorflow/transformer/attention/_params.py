@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import copy
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
+from mesh_tensorflow._calls import arguments_of
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow.ops._variables.variable import widened
 from mesh_tensorflow.transformer import moe
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.transformer._context import Context
-
-
-def arguments_of(function: Callable, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns those of `values`, such as the locals of a constructor, that a function takes.
-
-    A class with the arguments of another one, and some of its own, hands them on by this.
-
-    Args:
-      function: a function or a class.
-      values: a dictionary by names; call it before there are other locals with names of arguments.
-    """
-    parameters = inspect.signature(function).parameters
-    anything = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
-    return {name: value for name, value in values.items() if anything or name in parameters}
 
 
 def _replaced(x: mtf.Tensor, old: list[mtf.Dimension], new: list[mtf.Dimension]) -> mtf.Tensor:

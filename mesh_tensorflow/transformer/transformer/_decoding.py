@@ -9,14 +9,13 @@ import contextlib
 import dataclasses
 import functools
 import math
-import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._core.errors import dims_text, tensors_text
+from mesh_tensorflow._core.errors import dims_text, is_real, tensors_text
 from mesh_tensorflow.layers._masks import MASKED_LOGIT, hidden_where
 from mesh_tensorflow.transformer.transformer._call import autoregressive_inputs
 from mesh_tensorflow.transformer.transformer._context import SPECULATED, Context, EncoderOutputs
@@ -225,7 +224,7 @@ def check_numbers(what: str, values: Mapping[str, Number]) -> None:
         test, text = _RANGES[name]
         if isinstance(value, mtf.Tensor):
             continue
-        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not test(value):
+        if not (is_real(value) and test(value)):
             raise ValueError(f"{what}: {name}={value!r} must be a number {text}")
 
 

@@ -8,9 +8,9 @@ import gin
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._calls import arguments_of
 from mesh_tensorflow.transformer import attention, moe
 from mesh_tensorflow.transformer.attention import _dot_product, _other_weights
-from mesh_tensorflow.transformer.attention._params import arguments_of
 from mesh_tensorflow.transformer.transformer._context import (
     Context,
     made_once,

@@ -14,10 +14,10 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._calls import arguments_of
 from mesh_tensorflow._elements import Elements
 from mesh_tensorflow.estimator import ModeKeys
 from mesh_tensorflow.transformer import dataset as transformer_dataset
-from mesh_tensorflow.transformer.attention._params import arguments_of
 from mesh_tensorflow.transformer.utils._settings import (
     MODULE,
     Lengths,

@@ -15,12 +15,12 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import checkpoint, layers
 from mesh_tensorflow import estimator as mtf_estimator
+from mesh_tensorflow._calls import arguments_of
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._watching import is_recorded
 from mesh_tensorflow.estimator import ModeKeys
 from mesh_tensorflow.estimator.processes import saver_hook
 from mesh_tensorflow.transformer import learning_rate_schedules, transformer
-from mesh_tensorflow.transformer.attention._params import arguments_of
 from mesh_tensorflow.transformer.utils._data import (
     check_features,
     clean_decodes,

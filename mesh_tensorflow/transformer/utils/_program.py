@@ -14,6 +14,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._lowering.lowering import rules_that_apply
 from mesh_tensorflow._mesh.devices import check_devices_exist
+from mesh_tensorflow._mesh.mesh_impl import MESH_IMPLS
 from mesh_tensorflow._pjrt import pjrt
 from mesh_tensorflow.estimator.processes import devices_of, in_cluster, shards_of_process
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
@@ -290,7 +291,6 @@ def layout_of_program(
 # -- its outputs, and its devices
 
 
-MESH_IMPLS = ("placement", "simd", "pjrt")
 _DIMENSIONS_OF_TOPOLOGY = 4
 
 

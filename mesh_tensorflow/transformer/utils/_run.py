@@ -14,6 +14,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator as mtf_estimator
+from mesh_tensorflow._calls import arguments_of
 from mesh_tensorflow._core.errors import WrongTypeError, is_whole
 from mesh_tensorflow._mesh.devices import set_cpus
 from mesh_tensorflow._mesh.variables import checkpoint_files
@@ -22,7 +23,6 @@ from mesh_tensorflow.auto_mtf.measured import Auto
 from mesh_tensorflow.estimator.processes import programs_over, shards_of_process
 from mesh_tensorflow.estimator.tpu import TPUEstimator
 from mesh_tensorflow.transformer import learning_rate_schedules
-from mesh_tensorflow.transformer.attention._params import arguments_of
 from mesh_tensorflow.transformer.learning_rate_schedules import with_total_steps
 from mesh_tensorflow.transformer.utils._auto_layout import (
     AutoLayoutEstimator,
