@@ -4,7 +4,9 @@
 
 writes a random Llama of a billion weights in bfloat16 (2 GB) to a temporary folder, and loads it in
 processes of their own, from a warm page cache: on one device, and on 2x2 split by heads, d_ff and
-vocab, and by ZeRO 3. "read" is the time of reading the file into memory, in the same process.
+vocab, and by ZeRO 3. `--folder` loads a model that is there, with one file of weights; `--cold` has
+the system forget the file before it is read, and before it is loaded. "read" is the time of reading
+the file into memory, in the same process.
 "load" is that of making the variables, all that `model.logits` does at its first call but for
 tracing and computing. "peak" is the largest resident memory, minus that right before.
 """
@@ -57,7 +59,6 @@ def write(folder, layers):
     block = (np.random.RandomState(0).randn(2**20) * 0.02).astype(tf.bfloat16.as_numpy_dtype)
     tensors = {n: np.resize(block, shape) for n, shape in shapes.items()}
     save_file(tensors, os.path.join(folder, "model.safetensors"), {"format": "pt"})
-    return sum(t.size for t in tensors.values())
 
 
 def resident():
@@ -67,7 +68,14 @@ def resident():
     return tuple(int(found[name].split()[0]) * 1024 / 1e6 for name in ("VmRSS", "VmHWM"))
 
 
-def load(folder, place, dtype, profile):
+def forget(file):
+    """Drops a file from the page cache."""
+    number = os.open(file, os.O_RDONLY)
+    os.posix_fadvise(number, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(number)
+
+
+def load(folder, place, dtype, profile, cold):
     """Loads it in this process; prints what was measured."""
     import numpy as np
 
@@ -76,9 +84,13 @@ def load(folder, place, dtype, profile):
 
     model = mtf.models.from_pretrained(folder, dtype=dtype, **PLACES[place])
     file = os.path.join(folder, "model.safetensors")
+    if cold:
+        forget(file)
     begin = time.monotonic()
     np.fromfile(file, np.uint8)
     read = time.monotonic() - begin
+    if cold:
+        forget(file)
     with open("/proc/self/clear_refs", "w") as f:
         f.write("5")  # the peak is counted anew
     spent = [0.0]
@@ -119,22 +131,27 @@ def main():
     parser.add_argument("--places", nargs="*", default=list(PLACES), choices=list(PLACES))
     parser.add_argument("--dtypes", nargs="*", default=["bfloat16", "float32"])
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--folder", help="a model to load, with one file; else one is written")
+    parser.add_argument("--cold", action="store_true", help="nothing of the file is in memory")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        load(*options.one, options.profile)
+        load(*options.one, options.profile, options.cold)
         return
     with tempfile.TemporaryDirectory() as folder:
-        weights = write(folder, options.layers)
+        if options.folder:
+            folder = options.folder
+        else:
+            write(folder, options.layers)
         file = os.path.getsize(os.path.join(folder, "model.safetensors"))
-        print(f"{weights / 1e6:.0f} million weights, a file of {file / 1e6:.0f} MB")
+        print(f"a file of {file / 1e6:.0f} MB")
         print("place | dtype | read s | load s | load/read | first call s | peak MB | stored MB")
         for place in options.places:
             for dtype in options.dtypes:
                 command = [sys.executable, __file__, "--one", folder, place, dtype]
                 found = []
                 for _ in range(options.repeats):
-                    command += ["--profile"] * options.profile
+                    command += ["--profile"] * options.profile + ["--cold"] * options.cold
                     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
                     *further, last = done.stdout.strip().splitlines()
                     print("\n".join(further[:40]), end="")

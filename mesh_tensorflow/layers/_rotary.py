@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+import numbers
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import gin
@@ -102,6 +103,15 @@ _SCALINGS: dict[str, tuple[Callable[..., _Scaled], list[str], list[str]]] = {
 }
 
 
+_LISTS = ("short_factor", "long_factor")
+
+
+def _is_number(value: object) -> bool:
+    """Returns whether a value is a finite number above 0."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return is_number and 0 < value < math.inf  # type: ignore[operator]
+
+
 class Turns(NamedTuple):
     """What channels at some positions are multiplied by, Tensors with dimensions [..., channels].
 
@@ -153,14 +163,17 @@ class RotaryEmbedding:
           ValueError: the scaling is of an unknown type, or lacks numbers; or a number is out of
             range.
         """
-        if not 0.0 < fraction <= 1.0:
-            raise ValueError(f"RotaryEmbedding: fraction={fraction} must be above 0 and at most 1")
-        if base <= 1.0:
-            raise ValueError(f"RotaryEmbedding: base={base} must be larger than 1")
+        if not _is_number(fraction) or fraction > 1.0:
+            raise ValueError(
+                f"RotaryEmbedding: fraction={fraction!r} must be a number above 0 and at most 1"
+            )
+        if not _is_number(base) or base <= 1.0:
+            raise ValueError(f"RotaryEmbedding: base={base!r} must be a number larger than 1")
         self.base = base
         self.fraction = fraction
         self.interleaved = interleaved
-        self.scaling = dict(scaling or {})
+        # Files say null where they mean that a number is not there.
+        self.scaling = {name: x for name, x in (scaling or {}).items() if x is not None}
         kind = self.scaling.pop("rope_type", None) or self.scaling.pop("type", None)
         self.scaling.pop("type", None)
         self.scaling_type = None if kind == "default" else kind
@@ -168,7 +181,7 @@ class RotaryEmbedding:
 
     def _check_scaling(self) -> None:
         kind, given = self.scaling_type, set(self.scaling)
-        if kind is not None and kind not in _SCALINGS:
+        if kind is not None and not (isinstance(kind, str) and kind in _SCALINGS):
             raise ValueError(
                 f"RotaryEmbedding: the scaling {kind!r} is none of {', '.join(_SCALINGS)}; "
                 "scaling=None leaves frequencies as they are"
@@ -187,6 +200,27 @@ class RotaryEmbedding:
                     for what, names in (("add", missing), ("leave out", unknown))
                     if names
                 )
+            )
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
+        # NaN and the like would make all logits NaN, without a word.
+        for name, value in self.scaling.items():
+            is_list = name in _LISTS and isinstance(value, (Sequence, np.ndarray))
+            values = list(value) if is_list else [value]
+            is_right, kind = all(map(_is_number, values)), "above 0, and finite"
+            if name == "truncate":
+                is_right, kind = isinstance(value, bool), "true or false"
+            if not is_right:
+                raise ValueError(
+                    f"RotaryEmbedding: {name}={value!r} of the scaling {self.scaling_type!r} must "
+                    f"be {kind}"
+                )
+        low, high = (self.scaling.get(f"{name}_freq_factor") for name in ("low", "high"))
+        if low is not None and high is not None and low >= high:
+            raise ValueError(
+                f"RotaryEmbedding: low_freq_factor={low!r} of the scaling {self.scaling_type!r} "
+                f"must be below high_freq_factor={high!r}"
             )
 
     def frequencies(self, size: int, *, length: Optional[int] = None) -> tuple[np.ndarray, float]:

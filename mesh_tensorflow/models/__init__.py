@@ -633,6 +633,11 @@ def from_pretrained(
         weights = Weights(file.named_by(form), form)
         return LanguageModel(file.config, form, weights, place, name, tokenizer, pipeline=pipeline)
     folder = Folder(path)
+    if not folder.config:
+        raise ValueError(
+            f"{what}: there is no config.json in {path!r}, or nothing in it; it says of which "
+            "family the model is, and how large. Bring it from where the weights are from"
+        )
     form, tokenizer = form_of(path, folder.config), _tokenizer.of_folder(path)
     weights = Weights(folder, form)
     if form.encodes:

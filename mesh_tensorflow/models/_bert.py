@@ -64,7 +64,7 @@ def form_of(config: Config) -> Form:
     config.get("tie_word_embeddings")  # that of logits, which an encoder has none of
     known = activation_of(config, config.get("hidden_act", "gelu"))
     hidden = config.multiple("hidden_size", "num_attention_heads")
-    heads, blocks = config.number("num_attention_heads"), config.number("num_hidden_layers")
+    heads, blocks = config.number("num_attention_heads"), config.parts("num_hidden_layers")
     positions = config.number("max_position_embeddings")
     is_roberta = config.get("model_type") == "roberta"
     # RoBERTa's first rows, up to that of the number of padding's id, are of no position.

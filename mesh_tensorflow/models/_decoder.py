@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.errors import reason
 from mesh_tensorflow.layers import RotaryEmbedding
 from mesh_tensorflow.models._family import Config, Form, Weight
 from mesh_tensorflow.transformer import moe, transformer, transformer_layers
@@ -51,6 +52,7 @@ _MUST_BE: dict[str, Any] = {
     "full_attn_mod": 1,
     "interpolate_factor": 1,
 }
+_EMBEDDING = "transformer/embedding"
 _WINDOW, _WHOLE = "sliding_attention", "full_attention"  # the types of layers
 
 
@@ -183,7 +185,7 @@ class Decoder:
         named = {**_FIELDS, **(fields or {})}
         heads, d_model = config.number(named["heads"]), config.number(named["d_model"])
         readers: dict[str, Callable[[], Any]] = {
-            "blocks": lambda: config.number(named["blocks"]),
+            "blocks": lambda: config.parts(named["blocks"]),
             "d_ff": lambda: config.number(named["d_ff"]),
             "d_kv": lambda: config.number(named["d_kv"], max(1, d_model // heads)),
             "groups": lambda: config.number(named["groups"], heads),
@@ -217,11 +219,15 @@ class Decoder:
         activation_of(self.config, self.activation)
         self._check_pairs()
         self._check()
-        ignored = self.ignored
-        if self.tied:
-            ignored += r"|^lm_head\.weight$"  # a second copy of the embedding
+        # Files of older programs have the embedding twice.
+        copy = f"{self.names.get('logits', 'lm_head')}.weight"
         return Form(
-            self._model, [*self._outer(), *self._of_blocks()], self._sizes, self.prefix, ignored
+            self._model,
+            [*self._outer(), *self._of_blocks()],
+            self._sizes,
+            self.prefix,
+            self.ignored,
+            copies={copy: _EMBEDDING} if self.tied else {},
         )
 
     def _check_pairs(self) -> None:
@@ -434,7 +440,7 @@ class Decoder:
 
     def _outer(self) -> list[Weight]:
         names = self.names
-        weights = [_table("transformer/embedding", "vocab", names["embedding"])]
+        weights = [_table(_EMBEDDING, "vocab", names["embedding"])]
         if "positions" in names:
             ours = "transformer/positional_embedding"
             weights.append(_table(ours, "max_length", names["positions"]))
@@ -614,7 +620,7 @@ def activation_of(config: Config, name: str) -> Any:
     Raises:
       ValueError: it is not known.
     """
-    if name not in _ACTIVATIONS:
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise ValueError(
             f"{config.path}: config.json has the activation {name!r}, which is none of "
             f"{', '.join(_ACTIVATIONS)}"
@@ -633,7 +639,7 @@ def windows_of(config: Config, size: int, usual: Callable[[int], bool]) -> list[
     Raises:
       ValueError: `layer_types` are not such a list.
     """
-    blocks = config.number("num_hidden_layers")
+    blocks = config.parts("num_hidden_layers")
     types = config.get("layer_types", [_WINDOW if usual(i) else _WHOLE for i in range(blocks)])
     sizes = {_WINDOW: size, _WHOLE: 0}
     is_list = isinstance(types, list) and len(types) == blocks
@@ -659,15 +665,20 @@ def rotary_of(config: Config, key_size: int, window: int = 0, **options: Any) ->
     """
     # Since release 5 of transformers one field has the base, the share of channels and the
     # scaling; before, each had one.
-    fields = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")
-    parameters, scaling, base, fraction = (config.get(name) for name in fields)
+    parameters, scaling = (_object(config, name) for name in ("rope_parameters", "rope_scaling"))
+    base, fraction = (config.get(name) for name in ("rope_theta", "partial_rotary_factor"))
     try:
-        numbers = dict(parameters or scaling or {})
-        # Of each type of layers.
-        numbers = dict(numbers.get(_WINDOW if window else _WHOLE, numbers))
+        if _WHOLE in parameters or _WINDOW in parameters:
+            # Of each type of layers; those with a window see no positions to scale.
+            own = dict(parameters.get(_WINDOW if window else _WHOLE) or {})
+            numbers = own if window else {**own, **scaling}
+        else:
+            # Users add the older field to a folder for longer texts, as model cards tell them to,
+            # whichever release wrote it; so it goes before.
+            numbers = scaling or parameters
         # 10000 is that of Su et al., "RoFormer" (2021), whose pair i of d channels turns by
         # position * base ** (-2 i / d); scalings change these frequencies.
-        base = numbers.pop("rope_theta", None) or base or 10000.0
+        base = next(x for x in (numbers.pop("rope_theta", None), base, 10000.0) if x is not None)
         own = numbers.pop("partial_rotary_factor", None)
         fraction = next((x for x in (own, fraction) if x is not None), 1.0)
         _complete(config, numbers)
@@ -676,7 +687,19 @@ def rotary_of(config: Config, key_size: int, window: int = 0, **options: Any) ->
             made.frequencies(made.turned_channels(key_size), length=length)
         return made
     except (TypeError, ValueError) as e:
-        raise ValueError(f"{config.path}: config.json has unknown rotary positions. {e}") from e
+        text = reason(e)  # without the lines that gin adds
+        raise ValueError(f"{config.path}: config.json has unknown rotary positions. {text}") from e
+
+
+def _object(config: Config, name: str) -> dict[str, Any]:
+    """Returns a copy of a field of rotary positions; empty if it is missing."""
+    value = config.get(name, {})
+    if not isinstance(value, dict):
+        raise ValueError(
+            f"{config.path}: config.json has unknown rotary positions. {name}={value!r} is no "
+            'object, such as {"rope_type": "default"}'
+        )
+    return dict(value)
 
 
 def _complete(config: Config, scaling: dict[str, Any]) -> None:

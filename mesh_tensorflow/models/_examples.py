@@ -16,6 +16,7 @@ from mesh_tensorflow.models._tokenizer import Tokenizer
 
 # A JSONL file, or its lines.
 Examples = Union[str, "os.PathLike[str]", Iterable[Mapping[str, Any]]]
+_LARGEST = float(np.finfo(np.float32).max)  # of a weight
 _KINDS = '{"text": ...}, {"prompt": ..., "completion": ...}, {"messages": [...]} or {"ids": [...]}'
 
 
@@ -125,12 +126,13 @@ def _read(examples: Examples) -> Iterator[tuple[str, Any]]:
                 yield f"{name}, line {i}", json.loads(line.decode("utf-8"))
             except UnicodeDecodeError as error:
                 raise ValueError(f"examples: {name}, line {i} is not in UTF-8: {error}") from error
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"examples: {name}, line {i} is no JSON: {error}") from error
 
 
 def _is_finite(value: object) -> bool:
-    return isinstance(value, numbers.Real) and math.isfinite(value)
+    # As float32, which they become.
+    return isinstance(value, numbers.Real) and abs(value) <= _LARGEST  # type: ignore[operator]
 
 
 def _is_id(value: object) -> bool:
@@ -148,6 +150,33 @@ def _numbers(where: str, name: str, given: Any, is_right: Callable[[object], boo
             f"{(wrong or [given])[0]!r}"
         )
     return found
+
+
+def _text(where: str, name: str, value: object) -> str:
+    """Returns a field of an example that is a text."""
+    try:
+        if isinstance(value, str):
+            value.encode("utf-8")  # JSON can say half of a pair of UTF-16, which no tokenizer takes
+            return value
+    except UnicodeEncodeError as error:
+        raise ValueError(f"examples: {where} has a {name} that is not in UTF-8: {error}") from error
+    raise ValueError(f"examples: {where} has {name}={value!r:.80}, which is no text")
+
+
+def _messages(where: str, value: Any) -> list[Mapping[str, Any]]:
+    """Returns the messages of a conversation; their contents are the template's."""
+    is_list = isinstance(value, Sequence) and not isinstance(value, str)
+    wrong = [
+        x
+        for x in (value if is_list else [value])
+        if not isinstance(x, Mapping) or not isinstance(x.get("role"), str)
+    ]
+    if wrong or not is_list:
+        raise ValueError(
+            f"examples: {where} has messages that are no list of objects, each with a role, such "
+            f'as {{"role": "user", "content": ...}}: {(wrong or [value])[0]!r:.80}'
+        )
+    return list(value)
 
 
 def _example_of(
@@ -169,13 +198,18 @@ def _example_of(
             "with tokenizer.json (pip install tokenizers)"
         )
     if "messages" in fields:
-        return _not_empty(where, _of_conversation(example["messages"], tokenizer))
+        messages = _messages(where, example["messages"])
+        try:
+            found = _of_conversation(messages, tokenizer)
+        except ValueError as error:  # of the template, which does not know where they are from
+            raise ValueError(f"examples: {where}: {error}") from error
+        return _not_empty(where, found)
     ends = [] if end is None else [end]
     if "text" in fields:
-        ids = tokenizer.prompt(example["text"]) + ends
+        ids = tokenizer.prompt(_text(where, "text", example["text"])) + ends
         return _not_empty(where, _Example(ids, [1.0] * len(ids)))
-    prompt = tokenizer.prompt(example["prompt"])
-    completion = tokenizer.encode(example["completion"]) + ends
+    prompt = tokenizer.prompt(_text(where, "prompt", example["prompt"]))
+    completion = tokenizer.encode(_text(where, "completion", example["completion"])) + ends
     weights = [0.0] * len(prompt) + [1.0] * len(completion)
     return _not_empty(where, _Example(prompt + completion, weights))
 
@@ -198,13 +232,15 @@ def questions_of(examples: Examples) -> list[tuple[Any, Any]]:
 def _question_of(where: str, example: Any) -> tuple[Any, Any]:
     fields = set(example) if isinstance(example, Mapping) else set()
     if fields == {"prompt", "completion"}:
-        return example["prompt"], example["completion"]
+        prompt, completion = (_text(where, n, example[n]) for n in ("prompt", "completion"))
+        return prompt, completion
     if fields == {"messages"}:
-        *before, last = example["messages"] or [{}]
+        *before, last = _messages(where, example["messages"]) or [{}]
         if before and last.get("role") == "assistant":
-            return before, last["content"]
+            return before, _text(where, "content", last.get("content"))
     if fields == {"ids", "weights"}:
-        ids, weights = list(example["ids"]), list(example["weights"])
+        ids = _numbers(where, "ids", example["ids"], _is_id)
+        weights = _numbers(where, "weights", example["weights"], _is_finite)
         # The answer is the last run of ids with a weight: earlier turns may have weights, too.
         begin = len(ids)
         while begin and weights[begin - 1]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Optional
 
 from mesh_tensorflow._core.errors import is_real, is_whole, slip
@@ -45,6 +46,7 @@ class Form(NamedTuple):
         tables that are computed, and second copies.
       optional: one of names that folders may lack.
       encodes: whether it is an encoder.
+      copies: names of tensors that folders may have beside, by which variable they are equal to.
     """
 
     model: Callable[[Any, Any], Any]
@@ -54,6 +56,7 @@ class Form(NamedTuple):
     ignored: str = r"(?!)"
     optional: str = r"(?!)"
     encodes: bool = False
+    copies: Mapping[str, str] = MappingProxyType({})
 
 
 # Fields that say nothing of what a model computes: where it is from, how it was trained, how texts
@@ -73,6 +76,7 @@ _OF_NO_MATTER = re.compile(
     r"|temperature|top_[kp]|typical_p|\w*(repetition|length|diversity)_penalty|bad_words_ids"
     r"|(encoder_)?no_repeat_ngram_size|(begin_)?suppress_tokens|remove_invalid_values"
 )
+_MOST_PARTS = 10_000
 # What all families must have in these fields.
 _MUST_BE: dict[str, Any] = {
     "is_encoder_decoder": False,
@@ -126,6 +130,24 @@ class Config:
         value = self.get(name, default)
         if not is_whole(value):
             raise ValueError(f"{self.path}: config.json has {name}={value!r}, no positive integer")
+        return value
+
+    def parts(self, name: str) -> int:
+        """Returns a field that is a number of layers or experts, each with tensors of its own.
+
+        Args:
+          name: its name.
+
+        Raises:
+          ValueError: it is missing, or is something else, or larger than that of any model.
+        """
+        value = self.number(name)
+        # Of each of them names are made, before they are looked for in a file.
+        if value > _MOST_PARTS:
+            raise ValueError(
+                f"{self.path}: config.json has {name}={value}, and no model has more than "
+                f"{_MOST_PARTS}"
+            )
         return value
 
     def real(self, name: str, default: Optional[float] = None) -> float:
@@ -232,7 +254,7 @@ def form_of(where: str, config: Mapping[str, Any]) -> Form:
       ValueError: the family, or a value of a field, is not known.
     """
     model_type = config.get("model_type")
-    if model_type not in FORMS:
+    if not isinstance(model_type, str) or model_type not in FORMS:
         raise ValueError(
             f"{where}: config.json has model_type={model_type!r}, which is none of "
             f"{', '.join(FORMS)}. T5's weights are converted by "

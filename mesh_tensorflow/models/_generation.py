@@ -32,6 +32,7 @@ _SHORTEST = 64  # lengths of programs are this times a power of two
 _FEWEST_GIVEN = 16  # and the numbers of given ids, this
 _ENDS = 4  # the numbers of ids that end a row are multiples of this
 _NO_ID = -1  # which no id equals
+_LARGEST_ID = 2**31 - 1  # that programs can compare
 _LARGEST = 2**63 - 1  # of seeds
 _END = object()  # comes after the last piece
 
@@ -213,7 +214,7 @@ def eos_of(where: str, config: Mapping[str, Any], generation: Mapping[str, Any])
         return []
     found = files[file][name]
     ids = found if isinstance(found, list) else [found]
-    if not all(is_whole(id_, _NO_ID) for id_ in ids):
+    if not all(is_whole(id_, _NO_ID) and id_ <= _LARGEST_ID for id_ in ids):
         raise ValueError(f"{where}: {file} has {name}={found!r}, neither an id nor a list of ids")
     return ids
 

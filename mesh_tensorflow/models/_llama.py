@@ -156,7 +156,7 @@ def _experts(config: Config) -> dict[str, Any]:
     if kind == "mixtral":
         # The inputs of its router are multiplied by random numbers in trainings.
         config.must_be("router_jitter_noise", 0.0)
-        number, per_token = config.number("num_local_experts"), config.number("num_experts_per_tok")
+        number, per_token = config.parts("num_local_experts"), config.number("num_experts_per_tok")
         return {"experts": Experts(number, per_token, config.number("intermediate_size"), loss)}
     if kind not in ("qwen2_moe", "qwen3_moe"):
         return {}
@@ -166,7 +166,7 @@ def _experts(config: Config) -> dict[str, Any]:
     # Release 5 of transformers writes the other name.
     name = "num_experts" if config.get("num_experts") else "num_local_experts"
     experts = Experts(
-        config.number(name),
+        config.parts(name),
         config.number("num_experts_per_tok"),
         config.number("moe_intermediate_size"),
         loss,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import numbers
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,15 @@ _A, _B = "_lora_a", "_lora_b"
 _CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 # Fields of PEFT's file that say, where they are set, that adapters are computed in another way.
-_OTHER_KINDS = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save")
+_OTHER_KINDS = (
+    "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias", "use_qalora",
+    "layer_replication", "alora_invocation_tokens", "use_bdlora", "arrow_config", "kasa_config",
+    "monteclora_config",
+)  # fmt: skip
+# How adapters may have begun; all other ways changed the weights of the model, too, as PEFT does
+# again whenever it reads the adapters.
+_BEGINNINGS = (True, False, None, "gaussian", "eva", "orthogonal")
+_USUAL = 8  # rank and alpha of a file that does not tell them
 
 
 def _part_of(weight: Weight) -> str:
@@ -275,15 +284,25 @@ def read(form: Form, path: Union[str, os.PathLike[str]]) -> tuple[Lora, dict[str
         raise ValueError(f"no {_CONFIG} in {path!r}: it is no folder of adapters")
     config = read_json(os.path.join(path, _CONFIG))
     other = [name for name in _OTHER_KINDS if config.get(name)]
+    if config.get("init_lora_weights") not in _BEGINNINGS:
+        other.append(f"init_lora_weights={config['init_lora_weights']!r}")
     if config.get("peft_type") != "LORA" or other:
         raise ValueError(
             f"{path}: {_CONFIG} has {', '.join(other) or 'peft_type'}, and is of no plain LoRA, "
             "which alone is known"
         )
+    if not os.path.isfile(os.path.join(path, _TENSORS)):
+        raise ValueError(f"no {_TENSORS} in {path!r}, though there is {_CONFIG}")
     file = Folder(os.path.join(path, _TENSORS))
-    rank: Any = config.get("r")
+    rank, alpha = (config.get(name, _USUAL) for name in ("r", "lora_alpha"))
     if not is_whole(rank):
         raise ValueError(f"{path}: {_CONFIG} has r={rank!r}, no positive integer")
+    is_number = isinstance(alpha, numbers.Real) and not isinstance(alpha, bool)
+    if not is_number or not math.isfinite(alpha):
+        raise ValueError(f"{path}: {_CONFIG} has lora_alpha={alpha!r}, no finite number")
+    # Kalajdzievski, "A rank stabilization scaling factor for fine-tuning with LoRA" (2023): they
+    # are multiplied by alpha / sqrt(rank).
+    alpha *= math.sqrt(rank) if config.get("use_rslora") else 1
     # Kernels that share a tensor have no adapter of their own in such files; see `check_saved`.
     by_module = {
         w.theirs.removesuffix(".weight"): w
@@ -302,6 +321,7 @@ def read(form: Form, path: Union[str, os.PathLike[str]]) -> tuple[Lora, dict[str
             )
         before, behind = _sizes(weight, form)
         inputs[weight.ours] = _inputs(weight)
+        file.dtype(tensor)  # that of weights, or an error
         value = file[tensor].astype(np.float32).T
         shape = [*before, rank] if kind == "lora_A" else [rank, *behind]
         # Files have one axis for all dimensions of an input, or of an output.
@@ -315,4 +335,4 @@ def read(form: Form, path: Union[str, os.PathLike[str]]) -> tuple[Lora, dict[str
     lacking = [n + x for n in inputs for x in (_A, _B) if n + x not in values]
     if lacking or not inputs:
         raise ValueError(f"{path}: {_TENSORS} has not both parts of each adapter: {few(lacking)}")
-    return Lora(rank, float(config.get("lora_alpha") or rank), inputs), values
+    return Lora(rank, float(alpha), inputs), values

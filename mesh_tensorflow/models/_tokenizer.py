@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import glob
 import importlib.util
 import json
 import os
@@ -16,8 +17,11 @@ from mesh_tensorflow.transformer.vocabulary import Vocabulary
 
 # Control tokens, by llama.cpp's number of the type; texts have them by their names.
 _CONTROL = 3
-_TOKENIZER, _TEMPLATE = "tokenizer.json", "chat_template.jinja"
-_SETTINGS = "tokenizer_config.json"
+_ENDING = ".jinja"
+_TOKENIZER, _TEMPLATE = "tokenizer.json", f"chat_template{_ENDING}"
+_SETTINGS, _TOKENS = "tokenizer_config.json", "special_tokens_map.json"
+_FURTHER = "additional_chat_templates"
+_DEFAULT, _WITH_TOOLS = "default", "tool_use"  # names of templates
 # Tokens that templates name, without knowing which they are. Most begin a conversation with the
 # first, and join it to texts, for which it has to be there.
 _BEGIN_AND_END = ("bos_token", "eos_token")
@@ -31,6 +35,8 @@ class Tokenizer(Vocabulary):
       tokenizer: a tokenizers.Tokenizer.
       chat_template: the template of conversations, in jinja2's language; or None.
       named_tokens: what `bos_token`, `eos_token` and others are in the template.
+      further_templates: templates of other purposes by name; "tool_use" is that of conversations
+        with tools.
     """
 
     def __init__(
@@ -38,6 +44,7 @@ class Tokenizer(Vocabulary):
         tokenizer: Any,
         chat_template: Optional[str] = None,
         named_tokens: Optional[Mapping[str, str]] = None,
+        further_templates: Optional[Mapping[str, str]] = None,
     ) -> None:
         """Creates it; `of_folder` and `of_gguf` do so for users.
 
@@ -46,10 +53,12 @@ class Tokenizer(Vocabulary):
           chat_template: the template of conversations, or None.
           named_tokens: what `bos_token`, `eos_token` and others are in the template; nothing if
             None.
+          further_templates: templates of other purposes by name; none if None.
         """
         self.tokenizer = tokenizer
         self.chat_template = chat_template
         self.named_tokens = dict(named_tokens or {})
+        self.further_templates = dict(further_templates or {})
 
     @property
     def vocab_size(self) -> int:
@@ -104,11 +113,14 @@ class Tokenizer(Vocabulary):
           ImportError: jinja2 is not installed.
           ValueError: the model has no template of conversations, or that does not take these.
         """
-        if self.chat_template is None:
+        template = self.chat_template
+        if tools is not None:
+            template = self.further_templates.get(_WITH_TOOLS, template)
+        if template is None:
             raise ValueError("the model has no template of conversations; give it a text")
         environment = _environment()
         try:
-            text = environment.from_string(self.chat_template).render(
+            text = environment.from_string(template).render(
                 messages=[
                     # As transformers does: templates ask whether there is a "tool_calls", and
                     # would write None.
@@ -126,7 +138,7 @@ class Tokenizer(Vocabulary):
         return self.encode(text)
 
     def save(self, path: str) -> None:
-        """Writes tokenizer.json, the template of conversations, and its tokens to a folder.
+        """Writes tokenizer.json, the templates of conversations, and their tokens to a folder.
 
         Args:
           path: a directory.
@@ -135,6 +147,10 @@ class Tokenizer(Vocabulary):
         if self.chat_template is not None:
             with open(os.path.join(path, _TEMPLATE), "w", encoding="utf-8") as f:
                 f.write(self.chat_template)
+        for name, template in self.further_templates.items():
+            os.makedirs(os.path.join(path, _FURTHER), exist_ok=True)
+            with open(os.path.join(path, _FURTHER, name + _ENDING), "w", encoding="utf-8") as f:
+                f.write(template)
         if self.named_tokens:
             with open(os.path.join(path, _SETTINGS), "w", encoding="utf-8") as f:
                 json.dump(self.named_tokens, f, indent=2)
@@ -198,12 +214,58 @@ def _plain(given: Any) -> Any:
     return json.loads(json.dumps(list(given), default=of_mapping))
 
 
-def _default_template(found: Any) -> Optional[str]:
-    """Returns a template of tokenizer_config.json, of several the one that has no purpose."""
-    if isinstance(found, list):
-        named = {t.get("name"): t.get("template") for t in found if isinstance(t, dict)}
-        found = named.get("default")
-    return found if isinstance(found, str) else None
+def _templates(path: str, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the templates of a folder by name; that of no purpose is "default".
+
+    Args:
+      path: a directory.
+      settings: what its tokenizer_config.json says, where older folders have them.
+
+    Raises:
+      ValueError: a file is not in UTF-8, or a name is none of a file.
+    """
+    files = {_DEFAULT: os.path.join(path, _TEMPLATE)}
+    for file in sorted(glob.glob(os.path.join(glob.escape(path), _FURTHER, f"*{_ENDING}"))):
+        files[os.path.basename(file).removesuffix(_ENDING)] = file
+    found = {name: _text_of(file) for name, file in files.items() if os.path.isfile(file)}
+    if found:  # those of the other file do not count, as in transformers
+        return found
+    templates = settings.get("chat_template")
+    if isinstance(templates, list):
+        templates = {t.get("name"): t.get("template") for t in templates if isinstance(t, dict)}
+    if not isinstance(templates, dict):
+        templates = {_DEFAULT: templates}
+    found = {n: t for n, t in templates.items() if isinstance(n, str) and isinstance(t, str)}
+    for name in found:
+        # `save` makes a file of each, which has to be in its folder.
+        if name in ("", ".", "..") or os.path.basename(name) != name or "\0" in name:
+            raise ValueError(f"{path}: {_SETTINGS} has a template {name!r}, which names no file")
+    return found
+
+
+def _text_of(file: str) -> str:
+    """Returns the contents of a text file."""
+    try:
+        with open(file, encoding="utf-8") as f:
+            return f.read()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is damaged, it is not in UTF-8: {error}") from error
+
+
+def _named_tokens(path: str, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the tokens that templates name, of two files.
+
+    Args:
+      path: a directory.
+      settings: what its tokenizer_config.json says.
+    """
+    tokens, file = dict(settings), os.path.join(path, _TOKENS)
+    # Since release 4.34 of transformers the former has all, and the latter is not read.
+    if "added_tokens_decoder" not in settings and os.path.isfile(file):
+        tokens |= read_json(file)
+    # A token with settings of its own is an object there.
+    found = {n: t.get("content") if isinstance(t, dict) else t for n, t in tokens.items()}
+    return {name: found[name] for name in _NAMED if isinstance(found.get(name), str)}
 
 
 def of_folder(path: str) -> Optional[Tokenizer]:
@@ -213,7 +275,7 @@ def of_folder(path: str) -> Optional[Tokenizer]:
       path: a directory.
 
     Raises:
-      ValueError: tokenizer.json or tokenizer_config.json is damaged.
+      ValueError: tokenizer.json, or a file of settings or templates, is damaged.
     """
     file = os.path.join(path, _TOKENIZER)
     if not os.path.isfile(file) or not _is_installed():
@@ -227,17 +289,11 @@ def of_folder(path: str) -> Optional[Tokenizer]:
     # Some have lengths of their training here, to which all texts would be cut or filled up.
     made.no_truncation()
     made.no_padding()
-    template_file, settings_file = (os.path.join(path, name) for name in (_TEMPLATE, _SETTINGS))
+    settings_file = os.path.join(path, _SETTINGS)
     settings = read_json(settings_file) if os.path.isfile(settings_file) else {}
-    template = _default_template(settings.get("chat_template"))  # where older folders have it
-    if os.path.isfile(template_file):
-        with open(template_file, encoding="utf-8") as f:
-            template = f.read()
-    tokens = {name: settings.get(name) for name in _NAMED}
-    # A token with settings of its own is an object there.
-    tokens = {name: t.get("content") if isinstance(t, dict) else t for name, t in tokens.items()}
-    named = {name: t for name, t in tokens.items() if isinstance(t, str)}
-    return Tokenizer(made, template, named)
+    templates = _templates(path, settings)
+    template = templates.pop(_DEFAULT, None)
+    return Tokenizer(made, template, _named_tokens(path, settings), templates)
 
 
 def of_gguf(metadata: Mapping[str, Any]) -> Optional[Tokenizer]:

@@ -15,6 +15,8 @@ from mesh_tensorflow._progress import Progress
 from mesh_tensorflow.models._family import Form, Weight, few
 from mesh_tensorflow.models._gguf import GgufFile
 
+_ROWS = 4096  # of two tensors that are compared
+
 
 class Weights(Mapping[str, np.ndarray]):
     """The weights of a folder by the names of variables; each is read when it is asked for.
@@ -58,6 +60,8 @@ class Weights(Mapping[str, np.ndarray]):
             name: weight for weight in self._weights.values() for name in names_of(weight, sizes)
         }
         there = {name for name in self._folder if not re.search(self.form.ignored, name)}
+        copies = there & self.form.copies.keys()
+        there -= copies
         problems = []
         missing, extra = sorted(expected.keys() - there), sorted(there - expected.keys())
         if missing:
@@ -75,6 +79,29 @@ class Weights(Mapping[str, np.ndarray]):
             raise ValueError(
                 f"{self._folder.path}: the weights are not those that config.json describes. "
                 + "; ".join(problems)
+            )
+        for name in sorted(copies):
+            self._check_copy(name, self._weights[self.form.copies[name]].theirs)
+
+    def _check_copy(self, name: str, of: str) -> None:
+        """Checks that a tensor is the same as another one: the model has no place for it."""
+        folder = self._folder
+        if not isinstance(folder, Folder):  # the config of a GGUF file is made of what it has
+            return
+        is_same = folder.shape(name) == folder.shape(of) and folder.dtype(name) == folder.dtype(of)
+        if is_same:
+            first, second = (folder.mapped(n) for n in (name, of))
+            # A few rows at once, as a table of a large model may be a gigabyte; and as bytes, since
+            # NaN is not equal to itself.
+            is_same = all(
+                first[i : i + _ROWS].tobytes() == second[i : i + _ROWS].tobytes()
+                for i in range(0, len(first), _ROWS)
+            )
+        if not is_same:
+            raise ValueError(
+                f"{folder.path}: by config.json logits are those of the embedding, but {name} is "
+                f"not the same as {of}. Set tie_word_embeddings to false there to use both, or "
+                "leave the former out of the file"
             )
 
     def __getitem__(self, name: str) -> np.ndarray:

@@ -121,6 +121,13 @@ def test_what_counts_in_texts():
     assert counted(model, {"messages": messages[:3]}) == "<user:hi><assistant:YES?#<user:go>"
 
 
+def test_a_line_of_many_brackets(tmp_path):
+    file = tmp_path / "train.jsonl"
+    file.write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"train\.jsonl, line 1 is no JSON: maximum recursion"):
+        model_of().examples(file, 8)
+
+
 def test_files(tmp_path):
     path = tmp_path / "train.jsonl"
     path.write_text("\n".join(map(json.dumps, EXAMPLES)) + "\n\n")
@@ -167,11 +174,49 @@ def test_what_is_too_long_is_cut():
         ([{"ids": [1, -1]}], "has the id -1, which is not in the vocabulary"),
         ([{"ids": [1, 2], "weights": [0, float("nan")]}], "has weights that are no .* such as nan"),
         ([{"ids": [1]}, {"ids": [1, 2], "weights": [1, 0]}], "the list has no id to learn: those"),
+        ([{"ids": [1, 2], "weights": [0, 1e39]}], r"has weights that are no .* such as 1e\+39"),
     ],
 )
 def test_mistakes(examples, text):
     with pytest.raises(ValueError, match=text):
         model_of().examples(examples, 8)
+
+
+@pytest.mark.parametrize(
+    "example, text",
+    [
+        ({"text": 5}, "has text=5, which is no text"),
+        ({"text": "\ud800"}, "has a text that is not in UTF-8: .*surrogates not allowed"),
+        ({"prompt": None, "completion": "a"}, "has prompt=None, which is no text"),
+        ({"prompt": "a", "completion": ["a"]}, r"has completion=\['a'\], which is no text"),
+        ({"messages": "hi"}, r"no list of objects, each with a role, such as .*\.\.\.}: 'hi'"),
+        ({"messages": [{"role": "user"}, "hi"]}, r"no list of objects, .*\.\.\.}: 'hi'"),
+        ({"messages": [{"content": "hi"}]}, r"each with a role, .*: {'content': 'hi'}"),
+        ({"messages": [{"role": "bad"}]}, r"the model's template .* it says: no content"),
+    ],
+)
+def test_texts_that_are_none(example, text):
+    model = model_of_texts()
+    model.tokenizer.chat_template = (
+        "{% for m in messages if m.content is not defined %}{{ raise_exception('no content') }}"
+        "{% endfor %}"
+    )
+    with pytest.raises(ValueError, match=f"^examples: example 1 of the list.* {text}"):
+        model.examples([{"text": "hi"}, example], 8)
+
+
+@pytest.mark.parametrize(
+    "example, text",
+    [
+        ({"prompt": 5, "completion": "a"}, "has prompt=5, which is no text"),
+        ({"messages": 5}, "no list of objects, each with a role"),
+        ({"messages": [{"role": "user"}, {"role": "assistant"}]}, "has content=None, which is no"),
+        ({"ids": 5, "weights": 5}, "has ids that are no list of ints, such as 5"),
+    ],
+)
+def test_questions_that_are_none(example, text):
+    with pytest.raises(ValueError, match=f"^examples: example 0 of the list .*{text}"):
+        model_of_texts().exact_match([example])
 
 
 def test_a_length_of_one():

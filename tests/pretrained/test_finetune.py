@@ -10,6 +10,7 @@ import safetensors.numpy
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import finetune
+from mesh_tensorflow.models import _lora
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 EXAMPLES = [{"ids": [5, 6, 7, 8]}, {"ids": [9, 10, 11]}, {"ids": [12, 13, 14, 15, 16]}] * 4
@@ -296,6 +297,11 @@ def test_damaged_adapters(tmp_path):
     refused("has use_dora, and is of no plain LoRA", use_dora=True)
     refused(r"lora_A.weight has the shape \[2, 24\] instead of \[3, 24\], with the rank r=3", r=3)
     refused("adapter_config.json has r='2', no positive integer", r="2")
+    refused("adapter_config.json has lora_alpha=nan, no finite number", lora_alpha=float("nan"))
+    refused("has lora_alpha=None, no finite number", lora_alpha=None)
+    # PEFT changes the weights of the model, too, when it reads such.
+    refused("has init_lora_weights='pissa', and is of no plain LoRA", init_lora_weights="pissa")
+    refused("has lora_bias, use_qalora, and is of no", lora_bias=True, use_qalora=True)
     (tmp_path / "adapter_config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match="has no place in the model; adapters are of"):
         model_of("gpt2").merge(tmp_path)
@@ -303,6 +309,32 @@ def test_damaged_adapters(tmp_path):
     tensors.pop(next(name for name in tensors if "lora_B" in name))
     safetensors.numpy.save_file(tensors, tmp_path / "adapter_model.safetensors")
     refused("has not both parts of each adapter")
+    safetensors.numpy.save_file(
+        {name: x.astype(np.int32) for name, x in tensors.items()},
+        tmp_path / "adapter_model.safetensors",
+    )
+    refused("is of dtype I32, but weights are of F64")
+    (tmp_path / "adapter_model.safetensors").unlink()
+    refused("no adapter_model.safetensors in .*, though there is adapter_config.json")
+    for name, value in model_of().weights.items():
+        np.testing.assert_array_equal(model.weights[name], value)
+
+
+def test_scales_of_peft(tmp_path):
+    """What a file leaves out is 8, as it is in PEFT; and ranks may be stabilized by their root."""
+    tuned(model_of(), 1, lora="q:4:12", save_adapters=tmp_path)
+    file = tmp_path / "adapter_config.json"
+    config = json.loads(file.read_text())
+
+    def scale(**fields):
+        kept = {name: x for name, x in {**config, **fields}.items() if x is not None}
+        file.write_text(json.dumps(kept))
+        return _lora.read(model_of()._form, tmp_path)[0].scale
+
+    assert scale() == 3.0
+    assert scale(init_lora_weights="gaussian", use_rslora=True) == 6.0
+    assert scale(lora_alpha=None) == 2.0
+    assert scale(lora_alpha=0) == 0.0
 
 
 @pytest.mark.slow

@@ -401,6 +401,98 @@ def test_several_templates_of_a_folder(tmp_path):
         assert _tokenizer.of_folder(str(tmp_path)).chat_template == expected
 
 
+def write(folder, files):
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        text = content if isinstance(content, str) else json.dumps(content)
+        (folder / name).write_text(text)
+
+
+SETTINGS, TOKENS = "tokenizer_config.json", "special_tokens_map.json"
+FURTHER = "additional_chat_templates"
+NAMED = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
+# Files of a folder: what transformers 5.24 renders without tools, and with some; None for an error.
+FOLDERS = {
+    "file_first": ({"chat_template.jinja": "F", SETTINGS: {"chat_template": "C"}}, "F", "F"),
+    "file_before_list": (
+        {"chat_template.jinja": "F", SETTINGS: {"chat_template": NAMED}},
+        "F",
+        "F",
+    ),
+    "list": ({SETTINGS: {"chat_template": NAMED}}, "D", "T"),
+    "files": ({"chat_template.jinja": "F", f"{FURTHER}/tool_use.jinja": "U"}, "F", "U"),
+    "other_files": ({"chat_template.jinja": "F", f"{FURTHER}/rag.jinja": "R"}, "F", "F"),
+    "default_in_folder": (
+        {"chat_template.jinja": "F", f"{FURTHER}/default.jinja": "G", f"{FURTHER}/rag.txt": "R"},
+        "G",
+        "G",
+    ),
+    "no_default": ({f"{FURTHER}/tool_use.jinja": "U", SETTINGS: {"chat_template": "C"}}, None, "U"),
+}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_templates_of_folders(name, tmp_path):
+    """What goes before what is as it is in transformers, also when it has been written again."""
+    files, expected, with_tools = FOLDERS[name]
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+    tokenizers.Tokenizer(models.BPE()).save(str(first / "tokenizer.json"))
+    write(first, files)
+    _tokenizer.of_folder(str(first)).save(str(second))
+    for folder in (first, second):
+        made = _tokenizer.of_folder(str(folder))
+        made.encode = str
+        assert made.chat([{"role": "user"}], tools=[{}]) == with_tools
+        if expected is None:
+            with pytest.raises(ValueError, match="the model has no template of conversations"):
+                made.chat([])
+        else:
+            assert made.chat([]) == expected
+
+
+# Files of a folder: the tokens that transformers 5.24 names.
+TOKENS_OF = {
+    "map": ({TOKENS: {"bos_token": "<m>", "pad_token": {"content": "<p>"}}}, ["<m>", None, "<p>"]),
+    "map_before_settings": (
+        {TOKENS: {"bos_token": "<m>"}, SETTINGS: {"bos_token": "<c>", "eos_token": "<e>"}},
+        ["<m>", "<e>", None],
+    ),
+    "map_with_null": ({TOKENS: {"eos_token": None}, SETTINGS: {"eos_token": "<e>"}}, [None] * 3),
+    "map_is_not_read": (
+        {
+            TOKENS: {"bos_token": "<m>", "pad_token": "<p>"},
+            SETTINGS: {"bos_token": "<c>", "added_tokens_decoder": {}},
+        },
+        ["<c>", None, None],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOKENS_OF)
+def test_named_tokens_of_folders(name, tmp_path):
+    files, expected = TOKENS_OF[name]
+    tokenizers.Tokenizer(models.BPE()).save(str(tmp_path / "tokenizer.json"))
+    write(tmp_path, files)
+    found = _tokenizer.of_folder(str(tmp_path)).named_tokens
+    assert [found.get(f"{n}_token") for n in ("bos", "eos", "pad")] == expected
+
+
+def test_templates_that_are_damaged(tmp_path):
+    tokenizers.Tokenizer(models.BPE()).save(str(tmp_path / "tokenizer.json"))
+    write(tmp_path, {SETTINGS: {"chat_template": [{"name": "../x", "template": "T"}]}})
+    with pytest.raises(ValueError, match=r"has a template '\.\./x', which names no file"):
+        _tokenizer.of_folder(str(tmp_path))
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"chat_template\.jinja is damaged, it is not in UTF-8"):
+        _tokenizer.of_folder(str(tmp_path))
+    (tmp_path / "chat_template.jinja").unlink()
+    write(tmp_path, {SETTINGS: {}, TOKENS: "["})
+    with pytest.raises(ValueError, match=r"special_tokens_map\.json is damaged, it is no JSON"):
+        _tokenizer.of_folder(str(tmp_path))
+
+
 def test_tokens_that_a_gguf_template_names():
     tokens = ["a", "<s>", "</s>"]
     metadata = {

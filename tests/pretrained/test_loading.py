@@ -21,7 +21,8 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import _progress
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._units import bytes_text
-from mesh_tensorflow.models import _lora
+from mesh_tensorflow.models import Config, _lora
+from mesh_tensorflow.models._decoder import rotary_of
 from mesh_tensorflow.models._weights import Weights, names_of, turned
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
@@ -316,6 +317,19 @@ def no_json(folder):
     (folder / "config.json").write_text("{")
 
 
+def another_copy(dtype=np.float32, rows=96):
+    def make(folder):
+        tensors = load_file(folder / "model.safetensors")
+        table = 2 * tensors["model.embed_tokens.weight"][:rows]
+        save_file({**tensors, "lm_head.weight": table.astype(dtype)}, folder / "model.safetensors")
+
+    return make
+
+
+def no_config(folder):
+    (folder / "config.json").unlink()
+
+
 # What is done to a folder: the text of the error.
 BAD_FOLDERS = {
     "missing_shard": (a_missing_shard, r"two\.safetensors: there is no such file, but the model's"),
@@ -330,6 +344,19 @@ BAD_FOLDERS = {
     "shape": (of_another_shape, r"model\.norm\.weight has shape \[25\] instead of \[d_model=24\]"),
     "integers": (of_integers, r"model\.norm\.weight is of dtype I32, but weights are of F64"),
     "json": (no_json, "config.json is damaged, it is no JSON"),
+    "no_config": (no_config, "there is no config.json in .*model', or nothing in it"),
+    "copy": (
+        another_copy(),
+        r"lm_head\.weight is not the same as model\.embed_tokens\.weight\. Set t",
+    ),
+    "short_copy": (
+        another_copy(rows=5),
+        "by config.json logits are those of the embedding, but lm_h",
+    ),
+    "copy_of_dtype": (
+        another_copy(np.float16),
+        "lm_head.weight is not the same as model.embed_tok",
+    ),
 }
 
 
@@ -340,6 +367,15 @@ def test_a_folder_that_is_damaged(name, tmp_path):
     spoil(folder)
     with pytest.raises(ValueError, match=text):
         mtf.models.from_pretrained(folder)
+
+
+def test_an_embedding_that_is_there_twice(tmp_path):
+    folder = a_copy(tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.embed_tokens.weight"][0, 0] = np.nan  # not equal to itself
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
+    save_file(tensors, folder / "model.safetensors")
+    assert "transformer/logits/kernel" not in mtf.models.from_pretrained(folder).weights
 
 
 def test_a_folder_that_is_not_there():
@@ -563,6 +599,19 @@ def test_fields_of_a_config(name):
             {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4},
         ),
         ({"partial_rotary_factor": 0.5}, {"rope_theta": 1e4, "partial_rotary_factor": 0.5}),
+        # What was added to a folder of release 5 for longer texts.
+        (
+            {"rope_parameters": {"rope_theta": 5e5}, "rope_theta": 3e5, "rope_scaling": LLAMA3},
+            {"rope_theta": 3e5, **LLAMA3},
+        ),
+        (
+            {
+                "rope_parameters": {"rope_theta": 5e5},
+                "rope_scaling": {"type": "linear", "factor": 2},
+            },
+            {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4},
+        ),
+        ({"rope_parameters": {"rope_theta": 5e5}, "rope_scaling": {}}, {"rope_theta": 5e5}),
     ],
 )
 def test_fields_of_rotary_positions(older, newer):
@@ -595,11 +644,29 @@ def test_fields_of_rotary_positions(older, newer):
         ("opt", {"_remove_final_layer_norm": True}, "_remove_final_layer_norm=True, .* only"),
         ("bert", {"layer_norm_eps": 0}, "layer_norm_eps=0, no positive number"),
         ("mixtral", {"quantization_config": {"bits": 4}}, "quantization_config=.* only .*=None"),
+        ("mixtral", {"num_local_experts": 10**9}, "num_local_experts=10+, and no model has more"),
+        ("llama_2", {"num_hidden_layers": 10**9}, "num_hidden_layers=10+, and no model has more"),
+        ("llama_2", {"hidden_act": []}, r"the activation \[\], which is none of"),
+        ("llama_2", {"model_type": []}, r"model_type=\[\], which is none of"),
+        ("llama_2", {"rope_theta": 0}, "base=0 must be a number larger than 1$"),
+        ("llama_2", {"rope_theta": float("nan")}, "base=nan must be a number larger than 1$"),
+        ("llama_2", {"rope_scaling": 2.0}, "rotary positions. rope_scaling=2.0 is no object, such"),
+        ("phi3", {"partial_rotary_factor": "1"}, "fraction='1' must be a number above 0 and at"),
     ],
 )
 def test_values_of_fields_that_are_refused(name, fields, text):
     with pytest.raises(ValueError, match=f"from_config: config.json has .*{text}"):
         mtf.models.from_config({**REAL[name], **fields})
+
+
+def test_rotary_positions_of_each_type_of_layers():
+    """Gemma 3's layers that see all positions have the scaling, those with a window do not."""
+    of = {"sliding_attention": {"rope_theta": 10.0}, "full_attention": {"rope_theta": 1e3}}
+    further = {"rope_parameters": of, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    read = Config("folder", {"max_position_embeddings": 64, **further})
+    assert rotary_of(read, 8, window=4).scaling_type is None
+    whole = rotary_of(read, 8)
+    assert (whole.base, whole.scaling_type, whole.scaling) == (1e3, "linear", {"factor": 8.0})
 
 
 def test_missing_fields():

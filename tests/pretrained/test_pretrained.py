@@ -506,6 +506,37 @@ CONFIGS = {
         r"short_factor has the shape \[1\], but there are 3 frequencies",
     ),
     "rope_factor": ({"rope_parameters": {"rope_type": "linear", "factor": "4"}}, "unknown rotary"),
+    "rope_nan": (
+        {"rope_parameters": {"rope_type": "linear", "factor": float("nan")}},
+        "factor=nan of the scaling 'linear' must be above 0, and finite$",
+    ),
+    "rope_divisors": (
+        {
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "short_factor": [1, 1, 0],
+                "long_factor": [2] * 3,
+            }
+        },
+        r"short_factor=\[1, 1, 0\] of the scaling 'longrope' must be above 0, and finite",
+    ),
+    "rope_truncate": (
+        {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "truncate": 1.0}},
+        "truncate=1.0 of the scaling 'yarn' must be true or false",
+    ),
+    "rope_order": (
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 4.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+        "low_freq_factor=4.0 of the scaling 'llama3' must be below high_freq_factor=4.0",
+    ),
+    "large_end": ({"eos_token_id": 2**31}, "eos_token_id=2147483648, neither an id nor"),
     "odd_heads": ({"head_dim": 5}, "heads of 5 channels, of which positions turn 5; .* be even"),
     "odd_part": ({"partial_rotary_factor": 0.5}, "heads of 6 channels, of which positions turn 3;"),
     "ends": ({"eos_token_id": "</s>"}, "config.json has eos_token_id='</s>', neither an id nor"),
