@@ -7,7 +7,7 @@ import functools
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -39,6 +39,8 @@ class Step(NamedTuple):
       weight: the dimensions of the weight, if it is part of an update, which may be in parts.
       assigned: whether what it needs becomes the value of the weight, which is in parts at stage 3
         only.
+      beside: whether another operation, of the same slices, is computed beside it; see
+        `computed_beside`.
     """
 
     op: Optional[Operation]
@@ -48,10 +50,37 @@ class Step(NamedTuple):
     layer: str
     weight: Optional[Weight] = None
     assigned: bool = False
+    beside: bool = False
+
+
+def computed_beside(operations: Sequence[Operation]) -> frozenset[Operation]:
+    """Returns the gradients of weights that are computed beside another gradient.
+
+    The gradients of a product by its two inputs begin at the same time, and have the same slices.
+    That of the weight is read by updates alone, so that the other one goes on without it.
+
+    Args:
+      operations: the Operations of a program, in order.
+    """
+    # What is made of variables alone, such as their casts, has gradients that go no further.
+    of_weights: set[Operation] = set()
+    for op in operations:
+        if isinstance(op, Variable) or (
+            op.inputs and all(x.operation in of_weights for x in op.inputs)
+        ):
+            of_weights.add(op)
+    goes_on: set[Operation] = set()
+    # Operations come after those whose results they read.
+    for op in reversed(operations):
+        of = op.gradient_of
+        if op in goes_on or not (of is None or of in of_weights):
+            goes_on.update(x.operation for x in op.inputs)
+    others = {op.gradient_of for op in goes_on} - {None}
+    return frozenset(op for op in operations if op not in goes_on and op.gradient_of in others)
 
 
 def program_steps(
-    operations: Iterable[Operation], outputs: Sequence[Tensor] = ()
+    operations: Sequence[Operation], outputs: Sequence[Tensor] = ()
 ) -> Iterator[Step]:
     """Yields the steps of a program.
 
@@ -59,16 +88,22 @@ def program_steps(
       operations: Operations in order.
       outputs: Tensors whose values are needed at the end.
     """
-    yield from _steps(operations, 1.0, None)
+    beside = computed_beside(operations)
+    yield from _steps(operations, 1.0, None, beside)
     yield Step(None, tuple(outputs), (), 1.0, "outputs")
 
 
-def _steps(operations: Iterable[Operation], times: float, layer: Optional[str]) -> Iterator[Step]:
+def _steps(
+    operations: Iterable[Operation],
+    times: float,
+    layer: Optional[str],
+    beside: Collection[Operation] = (),
+) -> Iterator[Step]:
     for op in operations:
         name = layer or op.name
         loop = op.loop
         if loop is None:
-            yield Step(op, (), (), times, name)
+            yield Step(op, (), (), times, name, beside=op in beside)
             continue
         # No partial sum enters a loop.
         yield Step(None, tuple(op.inputs), (), times, name)
@@ -232,7 +267,7 @@ class _Sums:
         # By the order of appearance, so that groups of equal layers have equal keys.
         number: dict[Tensor, int] = {}
         key: list[Hashable] = []
-        for _, (op, needs, passes, times, _, weight, assigned) in self.steps:
+        for _, (op, needs, passes, times, _, weight, assigned, _) in self.steps:
             used = [*needs, *itertools.chain(*passes), *(op.inputs + op.outputs if op else ())]
             numbers = tuple(number.setdefault(x, len(number)) for x in used)
             key.append((times, op and signature(op), numbers, weight, assigned))
@@ -357,9 +392,10 @@ def _operation(
     op: Operation, weight: Optional[Weight], step: Step, candidates: frozenset[str]
 ) -> Unit:
     def seconds(model: CostModel, impl: MeshImpl) -> Seconds:
-        return model.operation(op, model.in_parts(weight, impl))
+        own = model.in_parts(weight, impl)
+        return model.operation(op, own).times(model.beside(op, own) if step.beside else 1.0)
 
-    key, dims = (signature(op), weight), dims_of([op], [weight], candidates)
+    key, dims = (signature(op), weight, step.beside), dims_of([op], [weight], candidates)
     return Unit(key, dims, step.times, step.layer, seconds, is_stored=weight is not None)
 
 

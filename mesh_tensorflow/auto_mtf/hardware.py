@@ -388,6 +388,22 @@ class CostModel:
             rate = tensors[0].dtype.name if tensors else ""
         return self._roofline(cost_of(op, impl), rate, tensors, impl)
 
+    def beside(self, op: Operation, impl: MeshImpl) -> float:
+        """Returns which part of its time an operation adds that is computed beside an equal one.
+
+        Args:
+          op: an Operation, which has as many slices as the other one.
+          impl: a MeshImpl.
+        """
+        count = self.hardware.cores
+        slices = self._parts(impl, [*op.outputs, *op.inputs])
+        if self.shares_out or slices >= count:
+            return 1.0
+        # The other one leaves cores idle, which this one has. In a traced step of a language model
+        # whose `d_ff` is not split, the two gradients of a product of one slice ran on two cores
+        # for 0.65 and 0.69 ms at the same time, and the product itself alone for 0.65 ms.
+        return max(0.0, 2.0 * slices / count - 1.0)
+
     def seconds(self, cost: Cost, rate: str, tensors: Iterable[Tensor], impl: MeshImpl) -> Seconds:
         """Returns the time of a cost that is no operation's, such as a gather's.
 

@@ -22,7 +22,7 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Protocol, Union
 
 import tensorflow.compat.v1 as tf
@@ -72,6 +72,7 @@ _NOT_ALONE = (Assign, ImportLaidOutTensorOperation, ImportOperation, ReadVariabl
 # An operation is repeated within a step, until that takes so long: what a step itself costs varies.
 _STEP_SECONDS, _FEWEST, _MOST = 1e-3, 3, 16
 _ROUNDS, _RUN_SECONDS = 8, 0.05  # of such steps in turns: so many, or fewer that take so long
+_ROUNDS_OF_BATCH = 2  # at a time, so that four batches are open
 _NEAREST = 5  # operations of a class, of which what is not timed is about as long as one
 _IN_ONE_GRAPH = 20  # operations; TensorFlow looks through all of a graph for each fetch
 _FORM = 2  # of what is kept; others are of other ways to time
@@ -379,30 +380,99 @@ def _times_of(
     times: list[Optional[float]] = []
     # By shapes and layout: a step of what is timed begins with its inputs.
     of_inputs: dict[Hashable, float] = {}
-    for begin in range(0, len(wanted), _IN_ONE_GRAPH):
-        some = wanted[begin : begin + _IN_ONE_GRAPH]
-        new_inputs = {one.inputs: one for one in some if one.inputs not in of_inputs}
-        with tf.Graph().as_default() as made, _Sessions(made, machine) as sessions:
-            # All of a graph before its sessions, which would take long to add to each time.
-            inputs = {key: _fetch(graph, one, machine, 0) for key, one in new_inputs.items()}
-            fetches = [_fetch_if_possible(graph, one, machine) for one in some]
-            steps = {key: sessions.step(new_inputs[key], fetch) for key, fetch in inputs.items()}
-            goes_on = True
-            for number, fetch in enumerate(fetches):
-                steps[number] = sessions.step(some[number], fetch)
-                if not (goes_on := more()):
-                    break
-            can_run = {key: step for key, step in steps.items() if step is not None}
-            least = _least(can_run, machine.exchange)
-        of_inputs.update((key, least[key]) for key in inputs)
-        for number, one in enumerate(some):
-            if number in least:
-                times.append(max(0.0, least[number] - of_inputs[one.inputs]) / one.repeats)
-            elif number in steps:
-                times.append(None)
-        if not goes_on:
-            break
+    asked: set[Hashable] = set()
+    waiting: collections.deque[_Batch] = collections.deque()
+    with contextlib.ExitStack() as opened:
+        for begin in range(0, len(wanted), _IN_ONE_GRAPH):
+            batch = _Batch(graph, wanted[begin : begin + _IN_ONE_GRAPH], machine, asked, opened)
+            waiting.append(batch)
+            goes_on = batch.prepare(more)
+            # Other load lasts for seconds. So the rounds of an operation are spread over the time
+            # that later ones take to be built: with all in a row, a tenth of the operations of a
+            # language model took 1.6 times as long in one run as in another.
+            for one in waiting:
+                one.turns.take(_ROUNDS_OF_BATCH)
+            while waiting and waiting[0].turns.done:
+                times += waiting.popleft().times(of_inputs)
+            if not goes_on:
+                break
+        while any(not one.turns.done for one in waiting):
+            for one in waiting:
+                one.turns.take(1)
+        for one in waiting:
+            times += one.times(of_inputs)
     return times
+
+
+class _Batch:
+    """Some of what is timed, in one tf graph.
+
+    Attributes:
+      turns: the _Turns of all steps, once they are prepared.
+    """
+
+    turns: _Turns
+
+    def __init__(
+        self,
+        graph: Graph,
+        wanted: Sequence[_Timed],
+        machine: Processors,
+        asked: set[Hashable],
+        opened: contextlib.ExitStack,
+    ):
+        """Builds what is run.
+
+        Args:
+          graph: the program.
+          wanted: what is to be timed.
+          machine: the Processors.
+          asked: the inputs that are timed in earlier batches, to which those of this one are added.
+          opened: closes its sessions, if nothing has before.
+        """
+        self._wanted, self._machine = wanted, machine
+        self._new = {one.inputs: one for one in wanted if one.inputs not in asked}
+        asked.update(self._new)
+        with tf.Graph().as_default() as made:
+            # All of a graph before its sessions, which would take long to add to each time.
+            self._inputs = {key: _fetch(graph, one, machine, 0) for key, one in self._new.items()}
+            self._fetches = [_fetch_if_possible(graph, one, machine) for one in wanted]
+        self._sessions = opened.enter_context(_Sessions(made, machine))
+        self._looked_at = 0
+
+    def prepare(self, more: Callable[[], bool]) -> bool:
+        """Runs each step once; returns whether to go on.
+
+        Args:
+          more: see `_times_of`.
+        """
+        goes_on, sessions = True, self._sessions
+        steps: dict[Hashable, Optional[Callable[[], Any]]] = {
+            key: sessions.step(self._new[key], fetch) for key, fetch in self._inputs.items()
+        }
+        for number, fetch in enumerate(self._fetches):
+            steps[number] = sessions.step(self._wanted[number], fetch)
+            self._looked_at += 1
+            if not (goes_on := more()):
+                break
+        can_run = {key: step for key, step in steps.items() if step is not None}
+        self.turns = _Turns(can_run, self._machine.exchange)
+        return goes_on
+
+    def times(self, of_inputs: dict[Hashable, float]) -> Iterator[Optional[float]]:
+        """Yields the seconds of each that was looked at; None of what cannot run. Closes sessions.
+
+        Args:
+          of_inputs: the seconds of inputs, to which those of this batch are added.
+        """
+        least = self.turns.least()
+        self._sessions.close()
+        of_inputs.update((key, least[key]) for key in self._inputs)
+        for number, one in enumerate(self._wanted[: self._looked_at]):
+            seconds = least.get(number)
+            if seconds is not None:
+                seconds = max(0.0, seconds - of_inputs[one.inputs]) / one.repeats
+            yield seconds
 
 
 class _Sessions(contextlib.ExitStack):
@@ -447,30 +517,51 @@ def _fetch_if_possible(graph: Graph, timed: _Timed, machine: Processors) -> Opti
         return None
 
 
-def _least(
-    steps: Mapping[Hashable, Callable[[], Any]], exchange: Exchange = alone
-) -> dict[Hashable, float]:
-    """Returns the shortest times of some steps, those of the first process.
+class _Turns:
+    """The shortest times of some steps, those of the first process.
 
     Other load on the machine only adds to a time, but may last for longer than a step is run in a
     row. So they take turns.
 
-    Args:
-      steps: functions, each of which does a step.
-      exchange: tells what all processes say.
+    Attributes:
+      done: whether all turns are taken.
     """
-    times: dict[Hashable, list[float]] = {key: [] for key in steps}
-    for number in range(_ROUNDS):
-        for key in steps if number % 2 == 0 else reversed(list(steps)):
-            # All processes go the same way, or one would wait for others in a sum forever. After
-            # their talk they also begin at the same time.
-            if exchange(number >= 2 and number * min(times[key]) > _RUN_SECONDS)[0]:
-                continue
-            start = time.perf_counter()
-            steps[key]()
-            times[key].append(time.perf_counter() - start)
-    least = exchange([min(column) for column in times.values()])[0]
-    return dict(zip(times, least))
+
+    done = False
+
+    def __init__(self, steps: Mapping[Hashable, Callable[[], Any]], exchange: Exchange = alone):
+        """Takes no turn yet.
+
+        Args:
+          steps: functions, each of which does a step.
+          exchange: tells what all processes say.
+        """
+        self._steps, self._exchange, self._rounds = steps, exchange, 0
+        self._times: dict[Hashable, list[float]] = {key: [] for key in steps}
+
+    def take(self, rounds: int) -> None:
+        """Runs each step so often, or less if all turns are taken, or if it takes long.
+
+        Args:
+          rounds: the number of turns.
+        """
+        times = self._times
+        for number in range(self._rounds, min(self._rounds + rounds, _ROUNDS)):
+            for key in self._steps if number % 2 == 0 else reversed(list(self._steps)):
+                # All processes go the same way, or one would wait for others in a sum forever.
+                # After their talk they also begin at the same time.
+                if self._exchange(number >= 2 and number * min(times[key]) > _RUN_SECONDS)[0]:
+                    continue
+                start = time.perf_counter()
+                self._steps[key]()
+                times[key].append(time.perf_counter() - start)
+        self._rounds += rounds
+        self.done = self._rounds >= _ROUNDS
+
+    def least(self) -> dict[Hashable, float]:
+        """Returns the shortest times."""
+        least = self._exchange([min(column) for column in self._times.values()])[0]
+        return dict(zip(self._times, least))
 
 
 # -- the costs

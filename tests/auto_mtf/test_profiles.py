@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._mesh import devices
-from mesh_tensorflow.auto_mtf import hardware, measure, models, profiles, step_time
+from mesh_tensorflow.auto_mtf import _units, hardware, measure, models, profiles, step_time
 from mesh_tensorflow.auto_mtf.explanation import Explanation
 from mesh_tensorflow.auto_mtf.step_time import StepEstimator
 
@@ -193,10 +193,77 @@ def test_steps_that_are_timed_take_turns(monkeypatch):
         return run
 
     seconds = {"a": 1e-3, "b": 2e-3, "c": 40.0}
-    least = profiles._least({name: step(name, took) for name, took in seconds.items()})
-    assert least == pytest.approx(seconds)
+    turns = profiles._Turns({name: step(name, took) for name, took in seconds.items()})
+    while not turns.done:
+        turns.take(3)
+    assert turns.least() == pytest.approx(seconds)
     # Forth and back; what takes long is run twice.
     assert "".join(ran) == "abc" + "cba" + "abba" * 3
+
+
+def test_rounds_are_spread_over_the_time_that_others_are_built(monkeypatch):
+    """So that load of a second slows down no operation in all of its rounds."""
+    monkeypatch.setattr(profiles, "_IN_ONE_GRAPH", 1)
+    happened = []
+    take, build = profiles._Turns.take, profiles._fetch_if_possible
+
+    def taken(self, rounds):
+        happened.append(self)
+        take(self, rounds)
+
+    def built(*args):
+        happened.append(None)
+        return build(*args)
+
+    monkeypatch.setattr(profiles._Turns, "take", taken)
+    monkeypatch.setattr(profiles, "_fetch_if_possible", built)
+    found = estimator(dense(), "")
+    number = happened.count(None)
+    assert str(found.costs).startswith(f"{number} of {number} operations timed")
+    first = happened[1]
+    places = [i for i, one in enumerate(happened) if one is first]
+    builds = [happened[: place + 1].count(None) for place in places]
+    assert builds == [1, 2, 3, 4]
+
+
+def test_gradients_of_weights_are_computed_beside_others(monkeypatch):
+    """Of one slice, on two cores: two products of three take the time of a step."""
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        h = mtf.ones(mtf.Mesh(graph, "mesh"), "batch:64,i:64")
+        for name in ("first", "second"):
+            out = [mtf.Dimension(name, 64)]
+            h = mtf.relu(mtf.layers.dense(h, out, h.shape.dims[1:], use_bias=False, name=name))
+        loss = mtf.reduce_sum(mtf.square(h))
+        variables = graph.trainable_variables
+        gradients = mtf.gradients([loss], [v.value for v in variables])
+        mtf.optimize.SgdOptimizer(0.1).apply_grads(gradients, variables)
+    beside = _units.computed_beside(graph.operations)
+    # That of the first layer has no other beside it: nothing asks for the gradient of the input.
+    assert [op.name for op in beside] == ["second/einsum/gradients/einsum_1"]
+    [op] = beside
+    known = hardware.local_machine(4, one_memory=True).replace(cores=4)
+    model = hardware.CostModel(SHAPE, known)
+    for layout, part in (
+        ({}, 0.0),
+        ({"batch": "rows"}, 0.0),
+        ({"batch": "rows", "first": "cols"}, 1.0),
+    ):
+        assert model.beside(op, model.impl(layout)) == part
+    three = hardware.CostModel(SHAPE, known.replace(cores=3))
+    assert three.beside(op, three.impl({"batch": "rows"})) == pytest.approx(1 / 3)
+    # Where each operation has the threads of all cores, and on processors without a common memory.
+    shared = hardware.CostModel(SHAPE, known, shares_out=True)
+    apart = hardware.CostModel(SHAPE, hardware.PROFILES["tpu_v3"])
+    assert shared.beside(op, shared.impl({})) == apart.beside(op, apart.impl({})) == 1.0
+
+    # What is estimated of the program, too.
+    def seconds():
+        return StepEstimator(graph, SHAPE, [loss], known).estimate("").seconds.total
+
+    estimated = seconds()
+    monkeypatch.setattr(hardware.CostModel, "beside", lambda self, op, impl: 1.0)
+    assert seconds() - estimated == pytest.approx(model.operation(op, model.impl({})).total)
 
 
 def test_an_explanation_says_what_was_timed(tmp_path):

@@ -194,3 +194,58 @@ def test_a_lost_process_is_told_in_a_few_lines(victim, monkeypatch):
     me, lost = (f"/job:worker/task:{i} at {addresses[i]}" for i in (1 - victim, victim))
     assert f"PeerLostError: {me} lost {lost}, which does not answer: see what it" in lines[-1]
     assert "have to be started again, from the last checkpoint" in lines[-1]
+
+
+LOST_WHILE_CHOOSING = """
+import os, signal, sys, threading, time
+import numpy as np
+import mesh_tensorflow as mtf
+from mesh_tensorflow import launch
+
+victim, when = int(sys.argv[1]), sys.argv[2]
+calls = 0
+
+def end():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def loss(mesh, x):
+    global calls
+    calls += 1
+    if launch.processes().index == victim:
+        if when == "times" and calls == 1:
+            threading.Timer(2.0, end).start()
+        if when == "tries" and calls == 3:
+            end()
+    for i in range(6):
+        out = mtf.Dimension(f"out_{i}", 8)
+        x = mtf.layers.dense(x, out, reduced_dims=x.shape[1:], name=f"dense_{i}")
+    return mtf.reduce_mean(mtf.square(x))
+
+mtf.train.fit(
+    loss, (np.ones([4, 4], np.float32) for _ in range(100)), 50, dims=mtf.convert_to_shape("batch:4,d:4").dims,
+    simd=True, mesh_shape="p:2,q:2", optimizer=mtf.optimize.SgdOptimizer(0.1), seed=0,
+    layout=mtf.auto_mtf.Auto(120, 4, profile=when == "times", cache=""))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["times", "tries"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_process_is_lost_while_a_layout_is_chosen(victim, when, monkeypatch):
+    """The others say so in bounded time, whatever they waited for."""
+    addresses = launch._free_addresses(2)
+    with contextlib.ExitStack() as stack:
+        running = []
+        for index in range(2):
+            task = {"type": "worker", "index": index}
+            config = {"cluster": {"worker": addresses}, "task": task}
+            monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+            arguments = ("-c", LOST_WHILE_CHOOSING, str(victim), when)
+            running.append(stack.enter_context(processes.started(*arguments)))
+        assert running[victim].end(120).returncode == -9
+        done = running[1 - victim].end(60)
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    assert len(lines) < 100, done.stderr  # the calls, and not the graph
+    lost = f"/job:worker/task:{victim} at {addresses[victim]}"
+    assert "PeerLostError: " in lines[-1] and lost in lines[-1], done.stderr
