@@ -252,10 +252,8 @@ def _numbers(field: int, values: Sequence[int]) -> bytes:
 _COPIES = _number(_TYPE, 0)
 
 
-def sharding_text(
-    layout: Iterable[Union[int, Sequence[int], None]], mesh_shape: Shape
-) -> Optional[bytes]:
-    """Returns a layout as a serialized OpSharding, or None if it splits nothing.
+def sharding_text(layout: Iterable[Union[int, Sequence[int], None]], mesh_shape: Shape) -> bytes:
+    """Returns a layout as a serialized OpSharding.
 
     Args:
       layout: the TensorLayout of a tensor; for a dimension that several mesh axes split, their
@@ -266,7 +264,7 @@ def sharding_text(
     axes = [single_axes([a] if a is None or isinstance(a, int) else a) for a in layout]
     split = [axis for of_dim in axes for axis in of_dim if sizes[axis] > 1]
     if not split:
-        return None
+        return _COPIES
     # Devices of axes that split nothing hold copies; they vary fastest in the transposed range.
     others = [axis for axis in range(len(sizes)) if axis not in split]
     tiles = [list_product([sizes[axis] for axis in of_dim]) for of_dim in axes]
@@ -439,20 +437,6 @@ class GspmdMeshImpl(MeshImpl[GspmdTensor]):
             compilation.has_layout(result, layout)
         return result
 
-    def pin(self, value: tf.Tensor, tensor_shape: Shape) -> tf.Tensor:
-        """Returns a whole value with an annotation also if the layout splits nothing of it.
-
-        Without one, the partitioner may split it as suits the operations that use it.
-
-        Args:
-          value: a whole value.
-          tensor_shape: its Shape.
-        """
-        if not self.annotates:
-            return value
-        layout = self.even_layout(tensor_shape)
-        return annotated(value, sharding_text(layout, self.shape) or _COPIES)
-
     def even_layout(self, tensor_shape: Shape) -> TensorLayout:
         """Returns the layout of a Shape without what the mesh does not divide, which is whole.
 
@@ -474,9 +458,12 @@ class GspmdMeshImpl(MeshImpl[GspmdTensor]):
         return current_compilation() is not None if self._annotate is None else self._annotate
 
     def annotate_axes(self, value: tf.Tensor, axes: Iterable) -> tf.Tensor:
-        """Returns a whole value annotated by the mesh axes that split its dimensions."""
-        sharding = sharding_text(axes, self.shape)
-        return value if sharding is None else annotated(value, sharding)
+        """Returns a whole value annotated by the mesh axes that split its dimensions.
+
+        Also if none does: without an annotation the partitioner splits a value as suits the
+        operations around it, and has to gather it for others.
+        """
+        return value if self.size == 1 else annotated(value, sharding_text(axes, self.shape))
 
     # -- computation
 
@@ -603,7 +590,7 @@ class _WholeMeshImpl(ExecutedMeshImpl, GspmdMeshImpl):
 
     def pinned(self, x: GspmdTensor, tensor_shape: Shape) -> GspmdTensor:
         """Returns a value with the annotation of the requested mesh; see MeshImpl."""
-        return self.slicewise(lambda value: self.requested.pin(value, tensor_shape), x)
+        return self.slicewise(lambda value: self.annotate(value, tensor_shape), x)
 
     def merge_dims(self, x: tf.Tensor, tensor_shape: Shape, count: int) -> tf.Tensor:
         """Merges dimensions such that devices keep their parts; see MeshImpl."""

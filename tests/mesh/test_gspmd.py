@@ -75,10 +75,14 @@ def test_a_dimension_that_several_mesh_axes_split(axes, tiles):
     assert not found.replicate_on_last_tile_dim
 
 
-def test_what_is_not_split_has_no_sharding():
+def test_what_is_not_split_is_on_all_devices():
+    from tensorflow.python.compiler.xla.experimental.xla_sharding import xla_data_pb2
+
     mesh_shape = mtf.convert_to_shape("a:1,b:2")
-    assert sharding_text(mtf.TensorLayout([None, None]), mesh_shape) is None
-    assert sharding_text(mtf.TensorLayout([0, None]), mesh_shape) is None
+    for axes in ([None, None], [0, None]):
+        text = sharding_text(mtf.TensorLayout(axes), mesh_shape)
+        assert text  # an empty one is no annotation
+        assert xla_data_pb2.OpSharding.FromString(text).type == xla_data_pb2.OpSharding.REPLICATED
 
 
 def training_step(make_impl):

@@ -138,6 +138,26 @@ def test_logits_and_rows_of_tables_stay_where_they_are(layout):
     assert sum(c.bytes for c in found) < 4 * rows.size * vocab.size / 4, found
 
 
+def test_what_is_not_split_is_computed_everywhere():
+    """The partitioner would have each device compute a part, and gather it."""
+    length, other, d_model = mtf.convert_to_shape("length:8,other:8,d_model:4").dims
+
+    @mtf.pjrt.function(mesh_shape="rows:2,cols:2", layout="length:rows")
+    def step(x):
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        x = mtf.import_tf_tensor(mesh, x, mtf.Shape([length, d_model]))
+        memory = mtf.rename_dimension(x, "length", "other")
+        angles = mtf.cos(mtf.range(mesh, other, tf.float32)) * mtf.ones(mesh, [d_model])
+        y = mtf.einsum([x, memory * angles], [length, other])
+        lowering = mtf.Lowering(mesh.graph, {mesh: mtf.pjrt.mesh_impl()})
+        return lowering.export_to_tf_tensor(mtf.reduce_sum(mtf.square(y)))
+
+    gathers = [
+        c for c in step.lower(np.ones([8, 4], "float32")).collectives() if "gather" in c.kind
+    ]
+    assert [(c.mesh_dims, c.count, c.bytes) for c in gathers] == [(("rows",), 1, 8 * 4 * 4)]
+
+
 def test_masks_are_no_constants():
     """TensorFlow would write a mask into the program as often as it is read."""
 
