@@ -11,6 +11,7 @@ _collects = gc.isenabled()
 # would be a third of the time of this one.
 gc.disable()
 try:
+    from mesh_tensorflow import _gin_names as _gin_names  # isort: skip
     from mesh_tensorflow import _pjrt as _pjrt  # isort: skip
     from mesh_tensorflow import ops as ops  # isort: skip (the order in which the package is built up)
     from mesh_tensorflow import placement_mesh_impl as placement_mesh_impl  # isort: skip
@@ -35,6 +36,8 @@ try:
 finally:
     if _collects:
         gc.enable()
+
+_gin_names.prefer_names_of_users()
 
 
 def __getattr__(name: str) -> object:

@@ -20,6 +20,7 @@ import gin
 import pytest
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow import _gin_names
 
 API = json.loads((pathlib.Path(__file__).parent / "data" / "public_api.json").read_text())
 # What is complete; the rest of the list is for modules to come.
@@ -240,6 +241,34 @@ def test_names_that_hide_builtins():
 def test_gin_selector(module, selector):
     importlib.import_module(module)
     assert callable(gin.get_configurable(selector))
+
+
+def test_added_gin_names():
+    """What the classic lacks is listed, as it gives way to a function of a user's by its name."""
+    for module in [*MODULES, "mesh_tensorflow.auto_mtf.models"]:
+        importlib.import_module(module)
+    registered = {name for name, _ in gin.config._REGISTRY.items() if name.startswith("mesh_t")}
+    classic = {selector for m in API for selector in API[m].get("gin", [])}
+    assert registered >= _gin_names.ADDED
+    assert {
+        name
+        for name in registered
+        if not any(s.endswith(name) or name.endswith(s) for s in classic)
+    } == _gin_names.ADDED
+
+
+@pytest.mark.parametrize("name", ["cosine_schedule", "LionOptimizer", "stored_layout"])
+def test_a_users_function_by_an_added_name(name):
+    def own(peak=1.0):
+        return peak
+
+    with gin.unlock_config():
+        gin.external_configurable(own, name, module=f"users_{name}")
+    gin.parse_config(f"{name}.peak = 3.0")
+    assert gin.query_parameter(f"users_{name}.{name}.peak") == 3.0
+    assert gin.get_configurable(name)() == 3.0
+    [ours] = [selector for selector in _gin_names.ADDED if selector.endswith(f".{name}")]
+    assert gin.get_configurable(ours) is not gin.get_configurable(name)
 
 
 def test_gin_bindings():

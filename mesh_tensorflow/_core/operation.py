@@ -279,6 +279,22 @@ def check_real(what: str, xs: Sequence[Tensor]) -> None:
             )
 
 
+def check_fractions(what: str, xs: Sequence[Tensor], of_complex: bool = False) -> None:
+    """Checks that Tensors have dtypes for fractions: floating, or complex if `of_complex`.
+
+    Raises:
+      WrongTypeError: one has integers, or other numbers that are refused.
+    """
+    check = check_numbers if of_complex else check_real
+    check(what, xs)
+    for x in xs:
+        if x.dtype.is_integer:
+            raise WrongTypeError(
+                f"{what} is not defined for integers, such as those of {tensors_text([x])}, since "
+                "its values are fractions. Write mtf.to_float(x)"
+            )
+
+
 def with_stages(xs: Sequence[Tensor], shape: Shape) -> Shape:
     """Returns a shape with the stages of a pipeline that is being built, if Tensors have them.
 

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._core.operation import check_fractions
 from mesh_tensorflow.layers import _blocked_slices
 from mesh_tensorflow.layers._blocked_operation import BlockedAttentionOperation, Dims, Terms
 from mesh_tensorflow.layers._masks import (
@@ -228,6 +229,7 @@ def attention_and_log_sums(
                 f"{', '.join(sorted(COMPARISONS))}"
             )
     check_soft_cap(_WHAT, soft_cap)
+    check_fractions(_WHAT, [q, k, v])
     if ring not in RINGS:
         raise ValueError(
             f"{_WHAT}: ring={ring!r} is none of {', '.join(map(repr, RINGS))}; True is for all"

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import check_flag, dims_text
+from mesh_tensorflow._core.operation import check_fractions
 from mesh_tensorflow.ops._contractions.softmax import normalize
 from mesh_tensorflow.ops._variables.variable import InputDType, computed_in_float32, widened
 from mesh_tensorflow.utils import steps_done
@@ -43,6 +44,7 @@ def layer_norm(
       epsilon: added to the variance.
       name: a string; the variable scope is `<name>/layer_norm`.
     """
+    check_fractions("layer_norm", [x])
     with tf.variable_scope(name + "/layer_norm"):
         scale = _vector(x, "layer_norm_scale", mtf.Shape([dim]), tf.ones_initializer())
         bias = _vector(x, "layer_norm_bias", mtf.Shape([dim]), tf.zeros_initializer())
@@ -92,6 +94,7 @@ def batch_norm(
     check_flag(
         "batch_norm", "is_training", is_training, "batch_norm(x, is_training, momentum={value})"
     )
+    check_fractions("batch_norm", [x])
     reduced = x.shape.dims[dims_idx_start:dims_idx_end]
     if not reduced:
         raise ValueError(
@@ -168,6 +171,7 @@ def corr(
     """
     if dim not in x.shape:
         raise ValueError(f"corr: {x.name} {x.shape} has no dimension {dims_text([dim])}")
+    check_fractions("corr", [x])
     with tf.variable_scope(name, default_name="pearson_correlation"):
         each = mtf.Shape([dim])
         centered = x - mtf.reduce_mean(x, output_shape=each)
@@ -445,6 +449,7 @@ def sigmoid_cross_entropy_with_logits(logits: mtf.Tensor, targets: mtf.Tensor) -
             f"{targets.dtype.name} must have the shape and the dtype of logits {logits.name} "
             f"{logits.shape} {logits.dtype.name}; use mtf.transpose or mtf.cast"
         )
+    check_fractions("sigmoid_cross_entropy_with_logits", [logits])
     logits, targets = widened(logits), widened(targets)
     # Equals -t log(s) - (1 - t) log(1 - s), but never takes the logarithm of a rounded 0.
     return mtf.softplus(logits) - logits * targets

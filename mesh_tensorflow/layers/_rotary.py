@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.operation import check_fractions
 
 # -- frequencies of longer sequences than a model was trained for
 #
@@ -264,6 +265,7 @@ class RotaryEmbedding:
           ValueError: the number of channels that are turned is odd, or the dimensions do not fit.
         """
         self._turned(dim)
+        check_fractions("RotaryEmbedding", [x])
         if dim not in x.shape or any(d not in x.shape for d in position.shape):
             raise ValueError(
                 f"RotaryEmbedding: {x.name} {x.shape} must have {dims_text([dim])} and the "

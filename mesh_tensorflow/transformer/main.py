@@ -29,7 +29,7 @@ Modes (utils.run.mode):
   eval                decodes, and computes the metrics of the evaluation data sets
   score_eval          scores targets, and computes the metrics of the evaluation data sets
   perplexity_eval     computes loss and perplexity of the evaluation data sets
-  infer               decodes the lines of a text file (infer_model.input_filename)
+  infer               decodes the lines of a text file (decode_from_file.input_filename)
   score_from_dataset  writes the log likelihoods of the evaluation data sets
   score_from_strings  writes the log likelihoods of lines of text
   export              exports a model that decodes, as a SavedModel

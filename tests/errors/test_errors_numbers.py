@@ -23,7 +23,46 @@ def _of_booleans(name, call):
     return lambda w: call(w.m), T, text
 
 
+def _of_integers(name, call):
+    text = (
+        rf"^{name} is not defined for integers, such as those of import_2:0 Shape\[a=8\] int32, "
+        r"since its values are fractions\. Write mtf\.to_float\(x\)"
+    )
+    return lambda w: call(w.i), T, text
+
+
+_TURNED = mtf.layers.RotaryEmbedding()
+
 BUILD = {
+    **{
+        f"{name}_{i}_of_integers": _of_integers(name, call)
+        for i, (name, call) in enumerate(
+            [
+                *[
+                    (fn.__name__, fn)
+                    for fn in [
+                        *[mtf.sin, mtf.cos, mtf.sqrt, mtf.rsqrt, mtf.log, mtf.exp, mtf.sigmoid],
+                        *[mtf.tanh, mtf.reciprocal, mtf.swish, mtf.gelu, mtf.elu, mtf.selu],
+                        *[mtf.softplus, mtf.leaky_relu],
+                    ]
+                ],
+                ("swish", mtf.silu),
+                ("gelu", lambda i: mtf.gelu(i, approximate=False)),
+                ("log", lambda i: mtf.pow(i, 2)),
+                ("softmax", lambda i: mtf.softmax(i, A)),
+                ("log_softmax", lambda i: mtf.log_softmax(i, A)),
+                ("reduce_logsumexp", lambda i: mtf.reduce_logsumexp(i, A)),
+                ("layer_norm", lambda i: mtf.layers.layer_norm(i, A)),
+                ("batch_norm", lambda i: mtf.layers.batch_norm(i, True, 0.9, dims_idx_end=None)),
+                ("corr", lambda i: mtf.layers.corr(i, A)),
+                (
+                    "sigmoid_cross_entropy_with_logits",
+                    lambda i: mtf.layers.sigmoid_cross_entropy_with_logits(i, i),
+                ),
+                ("RotaryEmbedding", lambda i: _TURNED(i, i, A)),
+            ]
+        )
+    },
     **{
         f"{name}_{i}_of_booleans": _of_booleans(name, call)
         for i, (name, call) in enumerate(
@@ -50,9 +89,21 @@ BUILD = {
                 ("reduce_mean", mtf.reduce_mean),
                 ("reduce_max", mtf.reduce_max),
                 ("top_k", lambda m: mtf.argmax(m, A)),
+                ("sort", lambda m: mtf.sort(m, A)),
+                ("exp", mtf.exp),
+                ("gelu", mtf.gelu),
+                ("softmax", lambda m: mtf.softmax(m, A)),
             ]
         )
     },
+    "cross_entropy_of_integers": (
+        After(
+            lambda w: mtf.argmax(w.i, A),
+            lambda w, ids: mtf.layers.softmax_cross_entropy_with_logits(w.i, ids, A),
+        ),
+        T,
+        r"cross_entropy is not defined for integers.* int32, .*mtf\.to_float",
+    ),
     # dtypes and numbers
     "add_dtypes": (lambda w: w.x + w.i, V, r"dtypes must be equal: .*float32; .*int32.*mtf.cast"),
     "concat_dtypes": (

@@ -24,6 +24,15 @@ def test_a_number_is_subtracted(dtype, number):
     np.testing.assert_array_equal((x - number).numpy(), [0, 1, 2, 3])
 
 
+@pytest.mark.parametrize("dtype", UNSIGNED)
+def test_signs_of_unsigned_numbers(dtype):
+    values = np.array([0, 1, 2, np.iinfo(dtype).max], dtype)
+    x = imported(values, dtype)
+    np.testing.assert_array_equal((-x).numpy(), np.negative(values))
+    np.testing.assert_array_equal(mtf.sign(x).numpy(), [0, 1, 1, 1])
+    np.testing.assert_array_equal(mtf.abs(x).numpy(), values)
+
+
 def test_the_least_number_of_numpy_is_subtracted():
     y = imported([1, 2, 3, 4], np.int32) - np.int8(-128)
     np.testing.assert_array_equal(y.numpy(), [129, 130, 131, 132])

@@ -9,7 +9,6 @@ from typing import Any, Optional, Union
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
-from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.layout import uneven_names
 from mesh_tensorflow._core.operation import (
@@ -18,6 +17,7 @@ from mesh_tensorflow._core.operation import (
     Operation,
     Tensor,
     allreduces,
+    check_fractions,
     gradient_of_output,
 )
 from mesh_tensorflow._core.shape import Dimension
@@ -36,21 +36,6 @@ __all__ = [
 
 
 _MOST_DIMS = 5  # the maximum of oneDNN's kernel
-
-
-def _check_floating(what: str, x: Tensor, dim: Dimension) -> None:
-    """Checks that `x` is floating and has dimension `dim`.
-
-    Raises:
-      ValueError: it has no such dimension.
-      TypeError: it is not floating.
-    """
-    check_dimension(what, x, dim)
-    if not x.dtype.is_floating:
-        raise TypeError(
-            f"{what}: {x.name} {x.shape} is {x.dtype.name}, and exponentials along "
-            f"{dims_text([dim])} are fractions; use mtf.to_float on it first"
-        )
 
 
 class _AlongDimension(Operation):
@@ -103,7 +88,8 @@ class SoftmaxOperation(_AlongDimension):
     _flops_per_element = 5
 
     def __init__(self, x: Tensor, reduced_dim: Dimension, log: bool, name: str):
-        _check_floating(name, x, reduced_dim)
+        check_dimension(name, x, reduced_dim)
+        check_fractions(name, [x])
         super().__init__([x], reduced_dim, name)
         self._log = log
         self._outputs = [Tensor(self, x.shape, x.dtype)]
@@ -204,7 +190,8 @@ def reduce_logsumexp(
         gets no gradient.
       name: a string or None.
     """
-    _check_floating("reduce_logsumexp", x, reduced_dim)
+    check_dimension("reduce_logsumexp", x, reduced_dim)
+    check_fractions("reduce_logsumexp", [x])
     shape = x.shape - reduced_dim
     with tf.variable_scope(name, default_name="reduce_logsumexp"):
         # Only for range: the result does not depend on it, so it needs no gradient.
@@ -354,6 +341,7 @@ class CrossEntropyOperation(_OfIds):
           vocab_dim: the Dimension of ids, of the size of the vocabulary.
           name: a string or None.
         """
+        check_fractions(name or "cross_entropy", [logits])
         super().__init__([logits, ids], name=name or "cross_entropy")
         self._dim = vocab_dim
         shape = logits.shape - vocab_dim
@@ -511,6 +499,7 @@ class NormalizeOperation(_AlongDimension):
 
     def __init__(self, x: Tensor, dim: Dimension, epsilon: float):
         check_dimension("normalize", x, dim)
+        check_fractions("normalize", [x])
         super().__init__([x], dim, "normalize")
         self._epsilon = epsilon
         # Of size 1 in the place of the dimension, so that slices of the two broadcast by position.

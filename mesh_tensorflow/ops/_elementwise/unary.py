@@ -18,6 +18,7 @@ from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.operation import (
     Operation,
     Tensor,
+    check_fractions,
     check_numbers,
     check_real,
     gradient_of_output,
@@ -248,6 +249,7 @@ def sin(x: Tensor, name: Optional[str] = "sin") -> Tensor:
     >>> print(np.round(mtf.sin(x).numpy(), 3))
     [ 0.841  0.909 -0.757]
     """
+    check_fractions("sin", [x], of_complex=True)
     kernel = _from_input(lambda x, dy: dy * tf.cos(x), "sin_grad")
     return cwise(tf.sin, [x], name=name, grad_function=kernel)
 
@@ -259,6 +261,7 @@ def cos(x: Tensor, name: Optional[str] = "cos") -> Tensor:
     >>> print(np.round(mtf.cos(x).numpy(), 3))
     [ 0.54  -0.416 -0.654]
     """
+    check_fractions("cos", [x], of_complex=True)
     kernel = _from_input(lambda x, dy: dy * -tf.sin(x), "cos_grad")
     return cwise(tf.cos, [x], name=name, grad_function=kernel)
 
@@ -294,6 +297,7 @@ def sqrt(x: Tensor, name: Optional[str] = "sqrt") -> Tensor:
     >>> print(np.round(mtf.sqrt(x).numpy(), 3))
     [1.    1.414 2.   ]
     """
+    check_fractions("sqrt", [x], of_complex=True)
     # y = sqrt(x) has dy/dx = 1 / (2 y).
     kernel = _from_output(
         lambda y, dy: _raw.SqrtGrad(y=y, dy=dy), "sqrt_grad", lambda y, dy: dy * 0.5 / y
@@ -308,6 +312,7 @@ def rsqrt(x: Tensor, name: Optional[str] = "rsqrt") -> Tensor:
     >>> print(np.round(mtf.rsqrt(x).numpy(), 3))
     [1.    0.707 0.5  ]
     """
+    check_fractions("rsqrt", [x], of_complex=True)
     # y = 1 / sqrt(x) has dy/dx = -y^3 / 2.
     kernel = _from_output(
         lambda y, dy: _raw.RsqrtGrad(y=y, dy=dy), "rsqrt_grad", lambda y, dy: dy * -0.5 * y * y * y
@@ -322,6 +327,7 @@ def log(x: Tensor, name: Optional[str] = "log") -> Tensor:
     >>> print(np.round(mtf.log(x).numpy(), 3))
     [0.    0.693 1.386]
     """
+    check_fractions("log", [x], of_complex=True)
     # y = log(x) has dy/dx = 1 / x.
     kernel = _from_input(lambda x, dy: dy / x, "log_grad")
     return cwise(tf.math.log, [x], name=name, grad_function=kernel)
@@ -334,6 +340,7 @@ def exp(x: Tensor, name: Optional[str] = "exp") -> Tensor:
     >>> print(np.round(mtf.exp(x).numpy(), 3))
     [ 2.718  7.389 54.598]
     """
+    check_fractions("exp", [x], of_complex=True)
     # y = exp(x) has dy/dx = y.
     return cwise(tf.exp, [x], name=name, grad_function=lambda op, dy: [dy * conj(op.outputs[0])])
 
@@ -345,6 +352,7 @@ def sigmoid(x: Tensor, name: Optional[str] = "sigmoid") -> Tensor:
     >>> print(np.round(mtf.sigmoid(x).numpy(), 3))
     [0.269 0.5   0.881]
     """
+    check_fractions("sigmoid", [x], of_complex=True)
     # This kernel does not conjugate, unlike SqrtGrad: TensorFlow's own gradient does so before it.
     kernel = _from_output(lambda y, dy: _raw.SigmoidGrad(y=tf.math.conj(y), dy=dy), "sigmoid_grad")
     return cwise(tf.sigmoid, [x], name=name, grad_function=kernel)
@@ -357,6 +365,7 @@ def tanh(x: Tensor, name: Optional[str] = "tanh") -> Tensor:
     >>> print(np.round(mtf.tanh(x).numpy(), 3))
     [-0.762  0.     0.964]
     """
+    check_fractions("tanh", [x], of_complex=True)
     # y = tanh(x) has dy/dx = 1 - y^2.
     kernel = _from_output(lambda y, dy: _raw.TanhGrad(y=tf.math.conj(y), dy=dy), "tanh_grad")
     return cwise(tf.tanh, [x], name=name, grad_function=kernel)
@@ -370,7 +379,9 @@ def negative(x: Tensor, name: Optional[str] = "negative") -> Tensor:
     [ 1. -0. -2.]
     """
     check_numbers("negative", [x])
-    return cwise(tf.negative, [x], name=name, grad_function=lambda op, dy: [negative(dy)])
+    # Modulo 2 ** bits, as subtraction from 0: TensorFlow has no negatives of unsigned numbers.
+    fn = (lambda t: tf.zeros_like(t) - t) if x.dtype.is_unsigned else tf.negative
+    return cwise(fn, [x], name=name, grad_function=lambda op, dy: [negative(dy)])
 
 
 def logical_not(x: Tensor, name: Optional[str] = "logical_not") -> Tensor:
@@ -447,6 +458,8 @@ def gelu(x: Tensor, approximate: bool = True) -> Tensor:
 
 
 def _normal_cdf(x: Tensor) -> Tensor:
+    check_fractions("gelu", [x])
+
     def probability(t: tf.Tensor) -> tf.Tensor:
         half, scale = (constant(c, t.dtype) for c in (0.5, math.sqrt(0.5)))
         # P(X <= t) = (1 + erf(t / sqrt(2))) / 2.
@@ -487,7 +500,7 @@ def _with_saved(
     x: Tensor, forward: Callable, grad: Callable, saved_grad: Callable, name: str
 ) -> Tensor:
     """Applies a function with a second output that is saved for its gradient."""
-    check_real(name, [x])
+    check_fractions(name, [x])
 
     def grad_function(
         op: SlicewiseOperation, dy: Optional[Tensor], dsaved: Optional[Tensor]
@@ -513,7 +526,7 @@ def elu(x: Tensor) -> Tensor:
     >>> print(np.round(mtf.elu(x).numpy(), 3))
     [-0.632  0.     2.   ]
     """
-    check_real("elu", [x])
+    check_fractions("elu", [x])
     # Below 0, y = exp(x) - 1 has dy/dx = y + 1, so the kernel needs no exponential.
     kernel = _from_output(lambda y, dy: _raw.EluGrad(gradients=dy, outputs=y), "elu_grad")
     return cwise(tf.nn.elu, [x], name="elu", grad_function=kernel)
@@ -526,7 +539,7 @@ def selu(x: Tensor) -> Tensor:
     >>> print(np.round(mtf.selu(x).numpy(), 3))
     [-1.111  0.     2.101]
     """
-    check_real("selu", [x])
+    check_fractions("selu", [x])
     # Below 0, y = s (exp(x) - 1) has dy/dx = y + s, for s the product of its two constants.
     kernel = _from_output(lambda y, dy: _raw.SeluGrad(gradients=dy, outputs=y), "selu_grad")
     return cwise(tf.nn.selu, [x], name="selu", grad_function=kernel)
@@ -539,7 +552,7 @@ def softplus(x: Tensor) -> Tensor:
     >>> print(np.round(mtf.softplus(x).numpy(), 3))
     [0.313 0.693 2.127]
     """
-    check_real("softplus", [x])
+    check_fractions("softplus", [x])
     # y = log(1 + exp(x)) has dy/dx = sigmoid(x).
     kernel = _from_input(lambda x, dy: _raw.SoftplusGrad(gradients=dy, features=x), "softplus_grad")
     return cwise(tf.math.softplus, [x], name="softplus", grad_function=kernel)
@@ -552,6 +565,7 @@ def reciprocal(x: Tensor, name: Optional[str] = "reciprocal") -> Tensor:
     >>> print(np.round(mtf.reciprocal(x).numpy(), 3))
     [1.   0.5  0.25]
     """
+    check_fractions("reciprocal", [x], of_complex=True)
     # y = 1 / x has dy/dx = -y^2.
     kernel = _from_output(
         lambda y, dy: _raw.ReciprocalGrad(y=y, dy=dy), "reciprocal_grad", lambda y, dy: -dy * y * y
@@ -590,7 +604,7 @@ def leaky_relu(x: Tensor, alpha: float = 0.2, name: Optional[str] = "leaky_relu"
     >>> print(np.round(mtf.leaky_relu(x).numpy(), 3))
     [-0.2  0.   2. ]
     """
-    check_real("leaky_relu", [x])
+    check_fractions("leaky_relu", [x])
 
     def kernel(x: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
         return _raw.LeakyReluGrad(gradients=dy, features=x, alpha=alpha)
@@ -612,8 +626,10 @@ def sign(x: Tensor, name: Optional[str] = "sign") -> Tensor:
     [-1.  0.  1.]
     """
     check_real("sign", [x])
+    # TensorFlow has no signs of unsigned numbers.
+    fn = (lambda t: tf.cast(tf.not_equal(t, 0), t.dtype)) if x.dtype.is_unsigned else tf.sign
     # It has the slope 0 everywhere but at 0, so nothing flows back through it.
-    return cwise(tf.sign, [x], name=name, grad_function=lambda op, dy: [None])
+    return cwise(fn, [x], name=name, grad_function=lambda op, dy: [None])
 
 
 @leaves_no_node

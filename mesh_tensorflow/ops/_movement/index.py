@@ -477,6 +477,7 @@ def sort(x: Tensor, dim: Dimension, descending: bool = False, name: Optional[str
       descending: whether it is in falling order.
       name: a string or None.
     """
+    check_real("sort", [x])
     order = "DESCENDING" if descending else "ASCENDING"
     return along_whole(name or "sort", lambda t, axis: tf.sort(t, axis, order), x, dim)
 
@@ -498,6 +499,7 @@ def argsort(
       descending: whether `sort` is in falling order.
       name: a string or None.
     """
+    check_real("argsort", [x])
     order = "DESCENDING" if descending else "ASCENDING"
 
     def indices(t: tf.Tensor, axis: int) -> tf.Tensor:
