@@ -1,7 +1,7 @@
 """Compares what this package and XLA's partitioner communicate, for a dozen layouts of a model.
 
     python benchmarks/partitioner.py
-    python benchmarks/partitioner.py --workloads b4 --rounds 0     # collectives, without times
+    python benchmarks/partitioner.py --workloads b4 llama --rounds 0   # collectives, without times
 
 For each layout on 2 x 2 CPU devices, the training step is lowered to devices of TensorFlow
 (PlacementMeshImpl) and compiled for devices of JAX (mtf.pjrt). What is printed in Markdown are the
@@ -11,7 +11,9 @@ the time that auto_mtf predicts for hardware that was measured before:
     python -m mesh_tensorflow.auto_mtf.measure --output cpu.json
     python benchmarks/partitioner.py --hardware cpu.json
 
-A layout counts only if the losses of three steps agree.
+A layout counts only if the losses of three steps agree. `llama` is a model of `mtf.models` with
+Adam. Behind a layout there may be a stage of ZeRO, as in "batch:rows zero 3"; its time is not
+predicted.
 """
 
 import argparse
@@ -41,6 +43,18 @@ LAYOUTS = {
         "batch:rows,length:cols",
         "batch:rows,memory_length:cols",
     ],
+    "llama": [
+        "batch:rows",
+        "batch:rows,vocab:cols,d_ff:cols,heads:cols",
+        "vocab:rows,d_ff:rows,heads:rows,batch:cols",
+        "length:rows",
+        "batch:rows,length:cols",
+        "vocab:rows,d_ff:rows,heads:rows,length:cols",
+        "batch:rows zero 1",
+        "batch:rows zero 3",
+        "batch:rows,vocab:cols,d_ff:cols,heads:cols zero 3",
+        "d_model:rows",
+    ],
     "conv": [
         "batch:rows",
         "row_blocks:rows",
@@ -63,6 +77,18 @@ KINDS = {
     "alltoall": "all-to-all",
     "shift": "collective-permute",
 }
+# 4 layers with groups of heads; one table is of ids and of logits.
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 2048,
+    "tie_word_embeddings": True,
+}
+ROWS, LENGTH = 8, 64
 STEPS = 3  # whose losses are compared
 
 
@@ -71,7 +97,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workloads", nargs="+", default=["b4", "c"])
+    parser.add_argument("--workloads", nargs="+", default=["b4", "llama", "c"])
     parser.add_argument("--layouts", nargs="+", default=[], help="instead of the dozen")
     parser.add_argument("--rounds", type=int, default=5, help="0 for no times")
     parser.add_argument("--hardware", default="", help="a profile; empty for no prediction")
@@ -84,6 +110,7 @@ if __name__ == "__main__":
     quiet.import_tensorflow()
 
 import jax
+import numpy as np
 import tensorflow as tf
 import workloads
 from models_mtf import MtfModel
@@ -97,25 +124,30 @@ MESH = mtf.convert_to_shape("rows:2,cols:2")
 
 
 class Model:
-    """A training step of a workload, in both implementations."""
+    """A training step, in both implementations."""
 
-    def __init__(self, w: workloads.Workload):
-        """Makes weights and data."""
-        self._w, self._weights = w, workloads.make_weights(w)
-        self.data = workloads.make_data(w)
-        self.lowering: Any = None
+    title: str
+    kind: str  # of LAYOUTS
+    data: dict[str, Any]
+    lowering: Any = None
+
+    def loss(self, mesh: mtf.Mesh, data: dict[str, Any]) -> mtf.Tensor:
+        """Returns the loss of a step."""
+        raise NotImplementedError
+
+    def optimizer(self) -> mtf.optimize.Optimizer:
+        """Returns what updates the weights."""
+        raise NotImplementedError
 
     def step(self, make_impl: Callable[[], Any]) -> Callable[..., Any]:
         """Returns a function that builds and lowers the program."""
 
         def step(data: dict[str, Any]) -> Any:
             mesh = mtf.Mesh(mtf.Graph(), "mesh")
-            loss = MtfModel(mtf, self._w, mesh, Arrays(self._weights, data)).loss()
+            loss = self.loss(mesh, data)
             variables = mesh.graph.trainable_variables
             gradients = mtf.gradients([loss], [v.value for v in variables])
-            updates = mtf.optimize.SgdOptimizer(self._w.learning_rate).apply_grads(
-                gradients, variables
-            )
+            updates = self.optimizer().apply_grads(gradients, variables)
             self.lowering = mtf.Lowering(mesh.graph, {mesh: make_impl()})
             with tf.control_dependencies([self.lowering.lowered_operation(u) for u in updates]):
                 return tf.identity(self.lowering.export_to_tf_tensor(loss))
@@ -125,17 +157,67 @@ class Model:
     def placed(self, layout: str) -> Callable[[], float]:
         """Returns a step on devices of TensorFlow."""
         devices = [f"cpu:{i}" for i in range(MESH.size)]
-        run = mtf.function(self.step(lambda: PlacementMeshImpl(MESH, layout, devices)))
+        given = arguments_of(layout)
+        tf.random.set_seed(1)
+        run = mtf.function(self.step(lambda: PlacementMeshImpl(MESH, devices=devices, **given)))
         data = {name: tf.constant(array) for name, array in self.data.items()}
         return lambda: float(run(data))
 
     def partitioned(self, layout: str) -> tuple[Callable[[], float], Any]:
         """Returns a step on devices of JAX, and what XLA made of it."""
-        run = mtf.pjrt.function(self.step(mtf.pjrt.mesh_impl), mesh_shape=MESH, layout=layout)
+        given = arguments_of(layout)
+        tf.random.set_seed(1)
+        run = mtf.pjrt.function(self.step(mtf.pjrt.mesh_impl), mesh_shape=MESH, **given)
         lowered = run.lower(self.data)
         run.make_variables(self.data)
         [data], _ = run.place(self.data)
         return lambda: float(run(data)), lowered
+
+
+class OfWorkload(Model):
+    """A workload of workloads.py."""
+
+    def __init__(self, w: workloads.Workload):
+        """Makes weights and data."""
+        self.title, self.kind = w.title, w.kind
+        self._w, self._weights = w, workloads.make_weights(w)
+        self.data = workloads.make_data(w)
+
+    def loss(self, mesh: mtf.Mesh, data: dict[str, Any]) -> mtf.Tensor:
+        """Returns the loss of a step."""
+        return MtfModel(mtf, self._w, mesh, Arrays(self._weights, data)).loss()
+
+    def optimizer(self) -> mtf.optimize.Optimizer:
+        """Returns gradient descent."""
+        return mtf.optimize.SgdOptimizer(self._w.learning_rate)
+
+
+class Llama(Model):
+    """A language model of `mtf.models`, from random weights."""
+
+    kind = "llama"
+    title = f"Llama, d_model {LLAMA['hidden_size']}, {ROWS * LENGTH} tokens, 4 layers"
+
+    def __init__(self) -> None:
+        """Makes data."""
+        self._model = mtf.models.from_config(LLAMA)
+        ids = np.random.default_rng(0).integers(3, LLAMA["vocab_size"], [ROWS, LENGTH])
+        self.data = {"ids": ids.astype(np.int32)}
+
+    def loss(self, mesh: mtf.Mesh, data: dict[str, Any]) -> mtf.Tensor:
+        """Returns the loss of a step."""
+        ids = mtf.import_tf_tensor(mesh, data["ids"], f"batch:{ROWS},length:{LENGTH}")
+        return self._model.loss(mesh, ids)
+
+    def optimizer(self) -> mtf.optimize.Optimizer:
+        """Returns Adam, which has two slots for each weight."""
+        return mtf.optimize.AdamWOptimizer(1e-3)
+
+
+def arguments_of(layout: str) -> dict[str, Any]:
+    """Returns the arguments of a mesh implementation that a text of LAYOUTS is for."""
+    rules, _, stage = layout.partition(" zero ")
+    return {"layout": rules, **({"zero": int(stage), "zero_axis": "rows"} if stage else {})}
 
 
 def ours(lowering: mtf.Lowering) -> dict[tuple, int]:
@@ -170,14 +252,13 @@ def times(runs: list[Callable[[], float]], rounds: int, steps: int) -> list[list
     return found
 
 
-def row(w: workloads.Workload, layout: str, arguments: argparse.Namespace) -> list[str]:
+def row(model: Model, layout: str, arguments: argparse.Namespace) -> list[str]:
     """Returns the cells of a layout."""
-    model = Model(w)
     placed = model.placed(layout)
     losses = [placed() for _ in range(STEPS)]
     lowering = model.lowering
     predicted = ""
-    if arguments.hardware:
+    if arguments.hardware and "zero" not in arguments_of(layout):
         estimator = StepEstimator(lowering.graph, MESH, hardware=arguments.hardware)
         predicted = f"{estimator.estimate(layout).seconds.total * 1e3:.0f}"
     step, lowered = model.partitioned(layout)
@@ -200,12 +281,12 @@ def main() -> None:
         cpu, [tf.config.LogicalDeviceConfiguration()] * MESH.size
     )
     for name in ARGUMENTS.workloads:
-        w = workloads.WORKLOADS[name]
-        print(f"\n{w.title}, on 2 x 2 devices; MB on one device\n")
+        model = Llama() if name == "llama" else OfWorkload(workloads.WORKLOADS[name])
+        print(f"\n{model.title}, on 2 x 2 devices; MB on one device\n")
         print("| layout | this package | XLA | MB, both | ms | ms, XLA | ms, predicted |")
         print("|---|---|---|---|---|---|---|")
-        for layout in ARGUMENTS.layouts or LAYOUTS[w.kind]:
-            cells = row(w, layout, ARGUMENTS)
+        for layout in ARGUMENTS.layouts or LAYOUTS[model.kind]:
+            cells = row(model, layout, ARGUMENTS)
             print(f"| {' | '.join(cells)} |", flush=True)
 
 

@@ -11,6 +11,7 @@ __all__ = ["ADDED", "prefer_names_of_users"]
 ADDED = frozenset(
     f"mesh_tensorflow.{name}"
     for name in [
+        "auto_mtf.gin_models.gin_transformer",
         "auto_mtf.models.language_model",
         "layers.RotaryEmbedding",
         "optimize.AdamWOptimizer",

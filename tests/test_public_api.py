@@ -245,7 +245,8 @@ def test_gin_selector(module, selector):
 
 def test_added_gin_names():
     """What the classic lacks is listed, as it gives way to a function of a user's by its name."""
-    for module in [*MODULES, "mesh_tensorflow.auto_mtf.models"]:
+    own = ["mesh_tensorflow.auto_mtf.models", "mesh_tensorflow.auto_mtf.gin_models"]
+    for module in [*MODULES, *own]:
         importlib.import_module(module)
     registered = {name for name, _ in gin.config._REGISTRY.items() if name.startswith("mesh_t")}
     classic = {selector for m in API for selector in API[m].get("gin", [])}

@@ -166,19 +166,18 @@ class Form(NamedTuple):
         return [d.name for d in (*self.dims.shared, self.dims.memory)]
 
     def rows(self, x: tf.Tensor, of: mtf.Tensor, channel: mtf.Dimension) -> tf.Tensor:
-        """Returns what there is for each row as [shared, others, length, channels]."""
+        """Returns what there is for each row as [*shared, others, length, channels]."""
         x = arranged(x, of.shape.dimension_names, [*self.row, channel.name])
         sizes = x.shape.as_list()
         n = len(self.dims.shared)
         # Queries of `others` have the same keys, and so are further rows of one matrix product.
-        joined = [mtf.list_product(sizes[:n]), mtf.list_product(sizes[n:-2])]
-        return tf.reshape(x, [*joined, *sizes[-2:]])
+        # Shared dimensions stay apart: each of several may be split, and XLA's partitioner gathers
+        # what is split and becomes one with a dimension before it.
+        return tf.reshape(x, [*sizes[:n], mtf.list_product(sizes[n:-2]), *sizes[-2:]])
 
     def columns(self, x: tf.Tensor, of: mtf.Tensor, channel: mtf.Dimension) -> tf.Tensor:
-        """Returns keys or values as [shared, memory, channels]."""
-        x = arranged(x, of.shape.dimension_names, [*self.column, channel.name])
-        sizes = x.shape.as_list()
-        return tf.reshape(x, [mtf.list_product(sizes[:-2]), *sizes[-2:]])
+        """Returns keys or values as [*shared, memory, channels]."""
+        return arranged(x, of.shape.dimension_names, [*self.column, channel.name])
 
     def arrangement(self, of: mtf.Tensor) -> list[str]:
         """Returns the order of a term's dimensions: that of logits, or buckets after the front."""
@@ -283,10 +282,10 @@ class Form(NamedTuple):
             noise = Noise(key0, key1, columns, terms.keep_prob)
         q = self.rows(q, self.q, self.dims.key)
         k = self.columns(k, self.k, self.dims.key)
-        shared, others, length, _ = q.shape.as_list()
-        # A pair of positions has a logit for each index of `shared` and `others`, and a block has
-        # them all.
-        blocks = self.blocks(shared * others, length, k.shape.as_list()[1], parts)
+        *front, length, _ = q.shape.as_list()
+        # A pair of positions has a logit for each index of shared and other dimensions, and a block
+        # has them all.
+        blocks = self.blocks(mtf.list_product(front), length, k.shape.as_list()[-2], parts)
         if blocks[1] >= self.dims.memory.size:
             skips = None  # each block has the positions that queries see
         v = self.columns(v, self.v, self.dims.value)
@@ -893,7 +892,7 @@ class BlockedAttentionOperation(Blocked):
 
     def _sums(self, operands: Operands, *inputs: tf.Tensor) -> tuple:
         found = _blocked_slices.block_sums(operands)
-        return tuple(tf.reshape(x, [*operands.front, *x.shape.as_list()[2:]]) for x in found)
+        return tuple(tf.reshape(x, [*operands.front, *x.shape.as_list()[-2:]]) for x in found)
 
     def _finished(
         self, total: tf.Tensor, largest: tf.Tensor, weight: tf.Tensor, *extra: tf.Tensor

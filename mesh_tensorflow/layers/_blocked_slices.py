@@ -161,9 +161,9 @@ class Operands:
     Attributes:
       front: sizes of the dimensions of logits before the length and the memory: those that queries
         share with keys, then the others.
-      q: queries, [shared, others, length, key].
-      k: keys, [shared, memory, key].
-      v: values, [shared, memory, value].
+      q: queries, [*shared, others, length, key].
+      k: keys, [*shared, memory, key].
+      v: values, [*shared, memory, value].
       biases: tensors of the shape [*front, length, memory], with 1 for dimensions that they lack.
       visible: triples (a comparison, ids of queries, ids of the memory), arranged in the same way.
       skips: a scalar bool tensor, whether blocks of which nothing is seen may be left out; None if
@@ -192,10 +192,10 @@ class Operands:
         return computed_in(self.q.dtype)
 
     @property
-    def sizes(self) -> tuple[int, int, int, int]:
-        """The numbers of shared and of other positions, the length, and that of the memory."""
-        shared, others, length, _ = self.q.shape.as_list()
-        return shared, others, length, self.k.shape.as_list()[1]
+    def sizes(self) -> tuple[list[int], int, int, int]:
+        """The sizes of shared dimensions, the number of others, the length, and the memory's."""
+        *shared, others, length, _ = self.q.shape.as_list()
+        return shared, others, length, self.k.shape.as_list()[-2]
 
 
 def computed_in(dtype: tf.DType) -> tf.DType:
@@ -267,19 +267,20 @@ class Block:
         self.capped: Optional[tf.Tensor] = None  # products, if they are capped
 
     def queries(self, x: tf.Tensor) -> tf.Tensor:
-        """Returns the queries of the block, or what there is for each: [shared, rows, ...]."""
-        shared, others, length, channels = x.shape.as_list()
+        """Returns the queries of the block, or what there is for each: [*shared, rows, ...]."""
+        *shared, others, length, channels = x.shape.as_list()
         if self._size[0] != length:
-            sizes = [shared, others, self._size[0], channels]
-            x = tf.slice(x, [0, 0, self._start[0], 0], sizes)
+            begin = [*[0] * len(shared), 0, self._start[0], 0]
+            x = tf.slice(x, begin, [*shared, others, self._size[0], channels])
         # Cast after the cut, so that no float32 copy of all queries is made.
-        return tf.cast(tf.reshape(x, [shared, others * self._size[0], channels]), self._of.dtype)
+        return tf.cast(tf.reshape(x, [*shared, others * self._size[0], channels]), self._of.dtype)
 
     def memories(self, x: tf.Tensor) -> tf.Tensor:
         """Returns the keys or values of the block."""
-        shared, memory, channels = x.shape.as_list()
+        *shared, memory, channels = x.shape.as_list()
         if self._size[1] != memory:
-            x = tf.slice(x, [0, self._start[1], 0], [shared, self._size[1], channels])
+            begin = [*[0] * len(shared), self._start[1], 0]
+            x = tf.slice(x, begin, [*shared, self._size[1], channels])
         return tf.cast(x, self._of.dtype)
 
     def term(self, x: tf.Tensor) -> tf.Tensor:
@@ -311,7 +312,7 @@ class Block:
     def flat(self, x: tf.Tensor) -> tf.Tensor:
         """Returns logits as matrices."""
         shared, others, _, _ = self._of.sizes
-        return tf.reshape(x, [shared, others * self._size[0], self._size[1]])
+        return tf.reshape(x, [*shared, others * self._size[0], self._size[1]])
 
     def logits(self, q: tf.Tensor, shift: Optional[tf.Tensor] = None) -> tf.Tensor:
         """Returns queries times keys, with biases and masks, minus a number for each row."""
@@ -392,20 +393,20 @@ def noise_mask(noise: Noise, dtype: tf.DType) -> tf.Tensor:
 def block_sums(operands: Operands) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns sums of values, largest logits and sums of exponentials, relative to these.
 
-    They are [shared, others, length, value], and [shared, others, length, 1] twice.
+    They are [*shared, others, length, value], and [*shared, others, length, 1] twice.
     """
     of = operands
     shared, others, length, memory = of.sizes
-    channels = of.v.shape.as_list()[2]
+    channels = of.v.shape.as_list()[-1]
 
     def rows(start: Start, size: int) -> list:
         # Once for all blocks of the memory, not in the loop over them.
         q = Block(of, (start, 0), (size, memory)).queries(of.q)
         # Finite, so that a block that is hidden by -inf does not make NaNs.
         state = [
-            tf.zeros([shared, others * size, channels], of.dtype),
-            tf.fill([shared, others * size, 1], tf.constant(of.dtype.min, of.dtype)),
-            tf.zeros([shared, others * size, 1], of.dtype),
+            tf.zeros([*shared, others * size, channels], of.dtype),
+            tf.fill([*shared, others * size, 1], tf.constant(of.dtype.min, of.dtype)),
+            tf.zeros([*shared, others * size, 1], of.dtype),
         ]
 
         def step(at: Start, columns: int, *state: tf.Tensor) -> list:
@@ -429,9 +430,10 @@ def block_sums(operands: Operands) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             return _unless_left_out(block, with_block, state)
 
         state = fold(memory, of.blocks[1], step, state)
-        return [tf.reshape(x, [shared, others, size, x.shape.as_list()[2]]) for x in state]
+        return [tf.reshape(x, [*shared, others, size, x.shape.as_list()[-1]]) for x in state]
 
-    results = [Sum([shared, others, length, n], 2) for n in (channels, 1, 1)]
+    axis = len(shared) + 1
+    results = [Sum([*shared, others, length, n], axis) for n in (channels, 1, 1)]
     total, largest, weight = over_blocks(length, of.blocks[0], rows, results, of.dtype)
     return total, largest, weight
 
@@ -480,9 +482,9 @@ def _sums_of_gradients(
     inner, outer = [], []
     if qkv:
         q, k, v = (x.shape.as_list() for x in (of.q, of.k, of.v))
-        inner = [Sum(q, 2), Sum([k[0], columns, k[2]], None),
-                 Sum([v[0], columns, v[2]], None)]  # fmt: skip
-        outer = [Sum(q, None), Sum(k, 1), Sum(v, 1)]
+        blocks = ([*n[:-2], columns, n[-1]] for n in (k, v))
+        inner = [Sum(q, len(q) - 2), *(Sum(n, None) for n in blocks)]
+        outer = [Sum(q, None), Sum(k, len(k) - 2), Sum(v, len(v) - 2)]
     for *front, rows, across in bias_shapes:
         n = len(front)
         # Gradients of blocks are summed where a bias lacks the dimension, and joined elsewhere.
@@ -508,10 +510,10 @@ def block_gradients(
 
     Args:
       operands: an Operands.
-      largest: the largest logit of each row, [shared, others, length, 1].
+      largest: the largest logit of each row, [*shared, others, length, 1].
       shift: the sum of dy times the output for each row, minus the gradient of the logarithm of its
         denominator; divided by the sum of exponentials.
-      dy: the gradient of the output, [shared, others, length, value], divided by the same.
+      dy: the gradient of the output, [*shared, others, length, value], divided by the same.
       qkv: whether to return the gradients of queries, keys and values.
       biases: the indices of the biases whose gradients follow.
       distances: the indices of the biases of distances, the gradients of whose values follow.
@@ -541,13 +543,13 @@ def block_gradients(
         ds = p * dp
         found = []
         if qkv:
-            shared, others, _, channels = of.q.shape.as_list()
+            *shared, others, _, channels = of.q.shape.as_list()
             # dq = ds k, dk = ds^T q and dv = dropped(p)^T dy. Queries of `others` are rows here, so
             # the latter two are summed over them as well.
             products = block.uncapped(ds)
             dq = tf.matmul(products, block.memories(of.k))
             found = [
-                tf.reshape(dq, [shared, others, q.shape.as_list()[1] // others, channels]),
+                tf.reshape(dq, [*shared, others, q.shape.as_list()[-2] // others, channels]),
                 tf.matmul(products, q, transpose_a=True),
                 tf.matmul(block.dropped(p, of.noise), block_dy, transpose_a=True),
             ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-import numbers
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._calls import names_taken
-from mesh_tensorflow._core.errors import check_whole
+from mesh_tensorflow._core.errors import check_whole, is_real
 from mesh_tensorflow._processes.processes import processes
 from mesh_tensorflow.models import _lora
 from mesh_tensorflow.models._examples import Examples, questions_of
@@ -191,7 +190,7 @@ def _check(
     check_whole("finetune", "batch_size", batch_size)
     if (steps is None) == (epochs is None):
         raise ValueError("finetune: give steps or epochs, one of them")
-    if epochs is not None and not (isinstance(epochs, numbers.Real) and 0 < epochs < math.inf):
+    if epochs is not None and not (is_real(epochs) and 0 < epochs < math.inf):
         raise ValueError(f"finetune: epochs={epochs!r} must be a number above 0")
 
 

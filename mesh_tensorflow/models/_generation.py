@@ -7,7 +7,6 @@ import contextvars
 import dataclasses
 import itertools
 import math
-import numbers
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
-from mesh_tensorflow._core.errors import check_whole, is_whole
+from mesh_tensorflow._core.errors import check_whole, is_real, is_whole
 from mesh_tensorflow.models._place import Place
 from mesh_tensorflow.models._pretrained import imported
 from mesh_tensorflow.models._tokenizer import Tokenizer
@@ -53,7 +52,7 @@ class Search:
         check_whole("generate", "num_beams", self.num_beams)
         check_whole("generate", "num_return_sequences", self.num_return_sequences)
         penalty = self.length_penalty
-        if not isinstance(penalty, numbers.Real) or not math.isfinite(penalty):
+        if not is_real(penalty) or not math.isfinite(penalty):
             raise ValueError(
                 f"generate: length_penalty={penalty!r} must be a number; larger ones prefer longer "
                 "continuations, and 0.0 compares log-probabilities as they are"

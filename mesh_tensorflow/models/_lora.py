@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import numbers
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._core.errors import is_whole
+from mesh_tensorflow._core.errors import is_real, is_whole
 from mesh_tensorflow._huggingface import Folder, read_json, safetensors_numpy, written_whole
 from mesh_tensorflow.models._family import Form, Weight, few
 from mesh_tensorflow.ops._variables.variable import VariableDType
@@ -297,8 +296,7 @@ def read(form: Form, path: Union[str, os.PathLike[str]]) -> tuple[Lora, dict[str
     rank, alpha = (config.get(name, _USUAL) for name in ("r", "lora_alpha"))
     if not is_whole(rank):
         raise ValueError(f"{path}: {_CONFIG} has r={rank!r}, no positive integer")
-    is_number = isinstance(alpha, numbers.Real) and not isinstance(alpha, bool)
-    if not is_number or not math.isfinite(alpha):
+    if not is_real(alpha) or not math.isfinite(alpha):
         raise ValueError(f"{path}: {_CONFIG} has lora_alpha={alpha!r}, no finite number")
     # Kalajdzievski, "A rank stabilization scaling factor for fine-tuning with LoRA" (2023): they
     # are multiplied by alpha / sqrt(rank).

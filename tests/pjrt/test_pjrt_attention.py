@@ -31,6 +31,32 @@ def test_queries_that_see_nothing(layout, forms):
         table.check(found[4 * i : 4 * i + 4], scale, f"{form} {scale}")
 
 
+@pytest.mark.parametrize("layout", ["batch:rows,heads:cols", "heads:rows"])
+def test_attention_by_blocks_stays_where_its_heads_are(layout):
+    """Not one processor computes another's heads: with dimensions that became one, all would."""
+    batch, heads, groups, length, memory, d_kv = mtf.convert_to_shape(
+        "batch:2,heads:2,groups:2,length:8,memory_length:8,d_kv:4"
+    ).dims
+
+    @mtf.pjrt.function(mesh_shape="rows:2,cols:2", layout=layout)
+    def step(q, k, v):
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        q = mtf.import_tf_tensor(mesh, q, [batch, heads, groups, length, d_kv])
+        k, v = (mtf.import_tf_tensor(mesh, x, [batch, heads, memory, d_kv]) for x in (k, v))
+        before = "greater_equal", *(mtf.range(mesh, d, tf.int32) for d in (length, memory))
+        y = mtf.layers.blocked_attention(
+            q, k, v, memory, d_kv, d_kv, visible=[before], dropout_rate=0.1, block_sizes=(4, 4)
+        )
+        loss = mtf.reduce_sum(mtf.square(y))
+        sums = [mtf.reduce_sum(mtf.square(g)) for g in mtf.gradients([loss], [q, k, v])]
+        lowering = mtf.Lowering(mesh.graph, {mesh: mtf.pjrt.mesh_impl()})
+        return [lowering.export_to_tf_tensor(x) for x in [loss, *sums]]
+
+    memories = np.ones([2, 2, 8, 4], "f")
+    lowered = step.lower(np.ones([2, 2, 2, 8, 4], "f"), memories, memories)
+    assert {c.kind for c in lowered.collectives()} == {"all-reduce"}
+
+
 def test_stages_that_wait():
     """An exponential that is infinite of what enters the first stage."""
     stages, batch, d = mtf.convert_to_shape("stages:2,batch:4,d:1").dims

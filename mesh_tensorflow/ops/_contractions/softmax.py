@@ -117,14 +117,16 @@ class SoftmaxOperation(_AlongDimension):
         mesh_axis = mesh_impl.splitting_axis(self._dim)
         if mesh_axis is None:
             fn = tf.nn.log_softmax if self._log else _softmax
-            value = mesh_impl.slicewise(lambda t: self._along_axis(fn, t), x)
+            # In XLA there is no kernel to please, and the partitioner would gather what is split.
+            most = math.inf if mesh_impl.needs_static_sizes else _MOST_DIMS
+            value = mesh_impl.slicewise(lambda t: self._along_axis(fn, t, most), x)
         else:
             value = self._lower_split(mesh_impl, x.to_laid_out_tensor(), mesh_axis)
         lowering.set_tensor_lowering(self.outputs[0], value)
 
-    def _along_axis(self, fn: Callable, t: tf.Tensor) -> tf.Tensor:
+    def _along_axis(self, fn: Callable, t: tf.Tensor, most: float) -> tf.Tensor:
         sizes = t.shape.as_list()
-        if len(sizes) <= _MOST_DIMS:
+        if len(sizes) <= most:
             return fn(t, axis=self._axis)
         before, after = sizes[: self._axis], sizes[self._axis + 1 :]
         # Elements stay where they are in memory, so this reshape costs nothing.
