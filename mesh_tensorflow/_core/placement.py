@@ -190,8 +190,10 @@ def factored(
         if padding and len(axes - {None}) > 1:
             raise ValueError(f"{dims_text([d])} is padded otherwise than {dims_text([e])}")
         paddings[0][i] = paddings[1][j] = padding
-    # Between layouts of one shape, parts that only one of them splits are dimensions in both.
-    others: list[Any] = layouts[::-1] if old_shape == new_shape else [None, None]
+    # Of the same sizes, whatever their names, parts that only one layout splits are dimensions in
+    # both: parts of experts for parts of a batch over rows+cols are exchanged, and not gathered.
+    same = old_shape.to_integer_list == new_shape.to_integer_list
+    others: list[Any] = layouts[::-1] if same else [None, None]
     return (
         Factored(old_shape, old_impl, whole, paddings[0], others[0]),
         Factored(new_shape, new_impl, whole, paddings[1], others[1]),

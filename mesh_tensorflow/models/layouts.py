@@ -42,13 +42,15 @@ class Way(NamedTuple):
     zero: int = 0
 
 
+# What experts compute has the batch under another name, as they may be split over its processors.
+_BATCH, _BATCH_OF_EXPERTS, _EXPERTS = "batch", "batch_unsplit", "experts"
 # Of decoders and encoders: a model has some of the dimensions.
 WAYS: dict[str, Way] = {
-    "data": Way(("batch",)),
-    "zero2": Way(("batch",), zero=2),
-    "zero3": Way(("batch",), zero=3),
+    "data": Way((_BATCH,)),
+    "zero2": Way((_BATCH,), zero=2),
+    "zero3": Way((_BATCH,), zero=3),
     "tensor": Way(("vocab", "heads", "d_ff", "expert_hidden", "num_heads", "intermediate")),
-    "expert": Way(("batch", "experts")),
+    "expert": Way((_BATCH, _EXPERTS)),
     "sequence": Way(("length",)),
     "pipeline": Way(("stages",)),
 }
@@ -82,16 +84,19 @@ def of(model: Model, ways: str) -> dict[str, Union[str, int]]:
     """
     form, mesh = _form(model), _parsed(ways)
     sizes = {d: form.sizes[d] for weight in form.weights for d in weight.dims.split()}
-    of_calls = ["batch"] if form.encodes else ["batch", "length", "stages"]
+    of_calls = [_BATCH] if form.encodes else [_BATCH, "length", "stages"]
     rules: dict[str, str] = {}
     for name, processors in mesh.items():
         dims = [d for d in WAYS[name].dims if d in sizes or d in of_calls]
         # With the batch alone, "expert" would be "data" by another name, and split no experts.
-        if {*dims} <= {"batch"} != {*WAYS[name].dims}:
+        if {*dims} <= {_BATCH} != {*WAYS[name].dims}:
             raise ValueError(
                 f"layouts.of: {name}:{processors} splits {', '.join(WAYS[name].dims)}, but the "
                 f"model has {', '.join(sorted(sizes))}; leave it out"
             )
+        if _BATCH in dims and _EXPERTS in sizes and _EXPERTS not in dims:
+            # Or each processor would gather the others' tokens, and compute all of them.
+            dims.append(_BATCH_OF_EXPERTS)
         for d in dims:
             size = sizes.get(d, processors)
             if size < processors:

@@ -199,6 +199,29 @@ def test_reshapes_between_layouts(before, after, tf_graph):
         np.testing.assert_array_equal(session.run(value), x.reshape(6, 12))
 
 
+@pytest.mark.parametrize("layout, there, back", [
+    ("b:x+y,d:x,c:y", ["alltoall"], ["alltoall"]),  # as of a batch and experts
+    ("b:y+x,d:y,c:x", ["alltoall"], ["alltoall"]),
+    ("b:x+y,d:y,c:x", ["alltoall", "allconcat"], ["allconcat", "allconcat"]),  # the outer axis
+    ("b:x+y,d:x", ["allconcat"], []),
+    ("b:x+y,d:x+y", [], []),
+])  # fmt: skip
+@pytest.mark.parametrize("is_back", [False, True])
+def test_reshapes_to_other_names(layout, there, back, is_back, tf_graph):
+    """Sizes stay, and parts of one dimension are exchanged for parts of another one."""
+    x = np.arange(216, dtype=np.float32).reshape(6, 12, 3)
+    shapes = ["a:6,b:12,e:3", "c:6,d:12,e:3"]
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    before, after = shapes[::-1] if is_back else shapes
+    y = mtf.reshape(mtf.import_tf_tensor(mesh, x, before), after)
+    impl = mtf.placement_mesh_impl.PlacementMeshImpl(MESH, layout, [""] * 6, merge="none")
+    lowering = mtf.Lowering(graph, {mesh: impl})
+    with tf.Session() as session:
+        np.testing.assert_array_equal(session.run(lowering.export_to_tf_tensor(y)), x)
+    assert [c.kind for _, _, c in lowering.collectives] == (back if is_back else there)
+
+
 @pytest.mark.parametrize("rules", ["a:y+x,b:x+y", "a:x+y,b:x,d:y", "a:x,b:y+x", "a:x,b:x+z", "b:y"])
 @pytest.mark.parametrize("merged", [{}, {"merge": "memory"}, {"apart": True, "pairs": True}])
 def test_reshapes_of_partial_sums(rules, merged, tf_graph):

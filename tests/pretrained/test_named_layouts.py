@@ -66,8 +66,13 @@ RULES = [
     (
         "mixtral",
         "zero3:2, expert:4",
-        {"layout": "batch:zero3+expert,experts:expert", "zero": 3, "zero_axis": "zero3"},
+        {
+            "layout": "batch:zero3+expert,batch_unsplit:zero3,experts:expert",
+            "zero": 3,
+            "zero_axis": "zero3",
+        },
     ),
+    ("mixtral", "data:2", {"layout": "batch:data,batch_unsplit:data"}),
 ]
 
 
