@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
@@ -12,7 +11,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.errors import dims_text, is_real
 from mesh_tensorflow._core.operation import check_fractions
 
 # -- frequencies of longer sequences than a model was trained for
@@ -109,8 +108,7 @@ _LISTS = ("short_factor", "long_factor")
 
 def _is_number(value: object) -> bool:
     """Returns whether a value is a finite number above 0."""
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    return is_number and 0 < value < math.inf  # type: ignore[operator]
+    return is_real(value) and 0 < value < math.inf
 
 
 class Turns(NamedTuple):

@@ -174,10 +174,8 @@ mtf.train.fit(
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_lost_process_is_told_in_a_few_lines(victim, monkeypatch):
-    """Of the user's script, and not of the graph; whichever call of the session finds it."""
+def survivor_of(script, victim, monkeypatch, *arguments):
+    """Runs two processes, of which one kills itself; returns their addresses and the other's end."""
     addresses = launch._free_addresses(2)
     with contextlib.ExitStack() as stack:
         running = []
@@ -185,9 +183,17 @@ def test_a_lost_process_is_told_in_a_few_lines(victim, monkeypatch):
             task = {"type": "worker", "index": index}
             config = {"cluster": {"worker": addresses}, "task": task}
             monkeypatch.setenv("TF_CONFIG", json.dumps(config))
-            running.append(stack.enter_context(processes.started("-c", LOST, str(victim))))
+            started = processes.started("-c", script, str(victim), *arguments)
+            running.append(stack.enter_context(started))
         assert running[victim].end(120).returncode == -9
-        done = running[1 - victim].end(60)
+        return addresses, running[1 - victim].end(60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_lost_process_is_told_in_a_few_lines(victim, monkeypatch):
+    """Of the user's script, and not of the graph; whichever call of the session finds it."""
+    addresses, done = survivor_of(LOST, victim, monkeypatch)
     assert done.returncode == 1
     lines = done.stderr.splitlines()
     assert len(lines) < 50, done.stderr
@@ -233,17 +239,7 @@ mtf.train.fit(
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_process_is_lost_while_a_layout_is_chosen(victim, when, monkeypatch):
     """The others say so in bounded time, whatever they waited for."""
-    addresses = launch._free_addresses(2)
-    with contextlib.ExitStack() as stack:
-        running = []
-        for index in range(2):
-            task = {"type": "worker", "index": index}
-            config = {"cluster": {"worker": addresses}, "task": task}
-            monkeypatch.setenv("TF_CONFIG", json.dumps(config))
-            arguments = ("-c", LOST_WHILE_CHOOSING, str(victim), when)
-            running.append(stack.enter_context(processes.started(*arguments)))
-        assert running[victim].end(120).returncode == -9
-        done = running[1 - victim].end(60)
+    addresses, done = survivor_of(LOST_WHILE_CHOOSING, victim, monkeypatch, when)
     assert done.returncode == 1
     lines = done.stderr.splitlines()
     assert len(lines) < 100, done.stderr  # the calls, and not the graph
