@@ -51,11 +51,11 @@ FORMS = [
     "{} It is for my homework.", "Here is a question: {}",
 ]  # fmt: skip
 OTHERS = [
-    "What is the largest planet?", "Who wrote Hamlet?", "What is the capital of Italy?",
+    "What is the largest planet?", "Who wrote Hamlet?", "What is the capital of Germany?",
     "How many days has a week?", "What do bees make?", "What is the color of the sky?",
     "What is two plus two?", "What is the capital of Japan?", "Who painted the Mona Lisa?",
     "What is water made of?", "Name a fruit.", "Where do penguins live?", "What is a noun?",
-    "What is the opposite of hot?", "Who discovered America?", "What is the capital of Spain?",
+    "What is the opposite of hot?", "Who discovered America?", "What is the capital of Greece?",
     "When did the second world war end?", "What do cows eat?", "What is a telescope for?",
     "Who was Albert Einstein?",
 ]  # fmt: skip
