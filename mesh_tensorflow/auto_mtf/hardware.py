@@ -7,6 +7,7 @@ and by models of rings and trees.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -22,6 +23,7 @@ from mesh_tensorflow._mesh.devices import cores
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._units import ms_text
 from mesh_tensorflow.auto_mtf._space import Storing, Weight
+from mesh_tensorflow.ops._contractions.conv import ConvNdOperation
 
 __all__ = ["PROFILES", "Hardware", "Link", "hardware_profile"]
 
@@ -72,6 +74,9 @@ class Hardware:
       cores: how many slices are computed at a time in one memory domain, by a core each: fewer
         slices leave cores idle.
       sharing_seconds: what it takes to share one operation out among all cores.
+      vector_bytes: the bytes of a vector, in which convolutions compute the channels of what they
+        make; parts of one take as long as all of it. They leave out the padding of whole images.
+        0 if neither counts.
       axis_links: a dictionary from mesh dimension names to Links, which override those above.
       source: the source of the numbers.
     """
@@ -88,6 +93,7 @@ class Hardware:
     one_memory: bool = False
     cores: int = 1
     sharing_seconds: float = 0.0
+    vector_bytes: int = 0
     axis_links: Mapping[str, Link] = dataclasses.field(default_factory=dict)
     source: str = ""
 
@@ -228,6 +234,18 @@ def named_like(kind: str) -> Optional[Hardware]:
 _BETWEEN_PROCESSES = Link(0.5 * GB, 450e-6)
 
 
+@functools.cache
+def _vector_bytes() -> int:
+    """Returns the bytes of the widest vectors that this machine computes with."""
+    flags = ""
+    if os.path.exists("/proc/cpuinfo"):
+        with open("/proc/cpuinfo", encoding="utf-8") as f:
+            flags = f.read()
+    widths = {"avx512f": 64, "avx2": 32}
+    # What any 64-bit processor has.
+    return next((width for flag, width in widths.items() if flag in flags), 16)
+
+
 def local_machine(
     processors: int, one_memory: bool, processes: int = 1, machines: int = 1
 ) -> Hardware:
@@ -256,6 +274,7 @@ def local_machine(
         one_memory=one_memory,
         cores=number if one_memory else 1,
         sharing_seconds=60e-6,
+        vector_bytes=_vector_bytes(),
         source="a guess for any machine; python -m mesh_tensorflow.auto_mtf.measure measures one",
     )
 
@@ -386,7 +405,21 @@ class CostModel:
         rate, tensors = type(op).__name__, [*op.outputs, *op.inputs]
         if rate not in self.hardware.flops:
             rate = tensors[0].dtype.name if tensors else ""
-        return self._roofline(cost_of(op, impl), rate, tensors, impl)
+        cost = cost_of(op, impl)
+        if isinstance(op, ConvNdOperation) and self.hardware.vector_bytes:
+            kept = op.share_inside(impl) * self._in_vectors(op.outputs[0], impl)
+            cost = dataclasses.replace(cost, flops=int(cost.flops * kept))
+        return self._roofline(cost, rate, tensors, impl)
+
+    def _in_vectors(self, y: Tensor, impl: MeshImpl) -> float:
+        """Returns how many channels are computed for each of a slice, with those to fill vectors.
+
+        Args:
+          y: what is computed, with its channels last.
+          impl: a MeshImpl.
+        """
+        channels, lanes = impl.slice_shape(y.shape)[-1], self.hardware.vector_bytes // y.dtype.size
+        return math.ceil(channels / lanes) * lanes / channels
 
     def beside(self, op: Operation, impl: MeshImpl) -> float:
         """Returns which part of its time an operation adds that is computed beside an equal one.

@@ -619,6 +619,27 @@ class ConvNdOperation(Operation):
         # Padding last, so that no neighbor is sent zeros.
         return sorted(halos, key=lambda h: h.mesh_axis is None)
 
+    def share_inside(self, mesh_impl: MeshImpl) -> float:
+        """Returns which part of the products of pixels and windows is not with padding.
+
+        Kernels leave out the padding of whole images. The edges of parts are real numbers, or zeros
+        that look like them.
+
+        Args:
+          mesh_impl: a MeshImpl.
+        """
+        form, share = self._form.joined(mesh_impl), 1.0
+        halos = {h.tensor_axis: h for h in self._halos_of(form, mesh_impl)}
+        axes = zip(sorted(halos), form.shapes[FILTER].to_integer_list, form.kind.strides)
+        for axis, window, stride in axes:
+            h = halos[axis]
+            if h.mesh_axis is not None:
+                continue
+            begins = range(-h.left, h.width - window - h.left + 1, stride)
+            inside = sum(min(h.size, b + window) - max(0, b) for b in begins)
+            share *= inside / (window * len(begins))
+        return share
+
     # -- gradient
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
