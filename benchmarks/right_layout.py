@@ -175,12 +175,13 @@ def memory_lines(program: str, options: argparse.Namespace) -> list[str]:
     import tensorflow.compat.v1 as tf
 
     import mesh_tensorflow as mtf
-    from mesh_tensorflow.auto_mtf import step_time
+    from mesh_tensorflow.auto_mtf import hardware, step_time
 
     build, shape = BUILDERS[program], mtf.convert_to_shape(PLACES["shared"])
+    devices = hardware.local_machine(shape.size, one_memory=False, compiled=True)
     with tf.Graph().as_default():
         parts = step_time.ProgramParts.of(build())
-    rough = step_time.StepEstimator(parts.graph, shape, parts.outputs, parts=parts)
+    rough = step_time.StepEstimator(parts.graph, shape, parts.outputs, devices, parts=parts)
     layouts = list(dict.fromkeys(["", rough.solve().text, *random_layouts(rough, options)]))
     lines = []
     for layout in layouts[: options.layouts]:

@@ -77,6 +77,7 @@ class Hardware:
       vector_bytes: the bytes of a vector, in which convolutions compute the channels of what they
         make; parts of one take as long as all of it. They leave out the padding of whole images.
         0 if neither counts.
+      copies_assigned: whether a step begins with a copy of each variable that it assigns.
       axis_links: a dictionary from mesh dimension names to Links, which override those above.
       source: the source of the numbers.
     """
@@ -94,6 +95,7 @@ class Hardware:
     cores: int = 1
     sharing_seconds: float = 0.0
     vector_bytes: int = 0
+    copies_assigned: bool = False
     axis_links: Mapping[str, Link] = dataclasses.field(default_factory=dict)
     source: str = ""
 
@@ -247,7 +249,11 @@ def _vector_bytes() -> int:
 
 
 def local_machine(
-    processors: int, one_memory: bool, processes: int = 1, machines: int = 1
+    processors: int,
+    one_memory: bool,
+    processes: int = 1,
+    machines: int = 1,
+    compiled: bool = False,
 ) -> Hardware:
     """Returns a rough profile of logical CPUs of this machine, which was not measured.
 
@@ -256,6 +262,7 @@ def local_machine(
       one_memory: whether they share slices; otherwise each has its share of the machine.
       processes: the number of processes, each of which has as many, in a memory of its own.
       machines: the number of machines that the processes are on, all like this one.
+      compiled: whether XLA compiles the program of each processor.
     """
     number, share = cores(), 1 if one_memory else processors / machines
     # By operations of language models on two cores of a server. What processors of one memory read
@@ -275,6 +282,8 @@ def local_machine(
         cores=number if one_memory else 1,
         sharing_seconds=60e-6,
         vector_bytes=_vector_bytes(),
+        # On CPUs, XLA does not see that a new value is written after the old one is read last.
+        copies_assigned=compiled,
         source="a guess for any machine; python -m mesh_tensorflow.auto_mtf.measure measures one",
     )
 

@@ -295,6 +295,7 @@ class Place:
                 one_memory=not (self.simd or self.pjrt or several),
                 processes=self.processes,
                 machines=processes().machines if several else 1,
+                compiled=self.pjrt,
             )
         return named_like(self.kind) or hardware_profile()
 

@@ -306,9 +306,9 @@ class Held(NamedTuple):
 
     Attributes:
       name: the name of the tensor or the variable.
-      kind: "weights", "slots", "activations", "recomputed", "gradients", "updates", "gathered"
-        (whole copies of weights that are stored in parts, and what an operation has in another
-        layout) or "loop tape".
+      kind: "weights", "slots", "copies" (of both, where a step begins with them), "activations",
+        "recomputed", "gradients", "updates", "gathered" (whole copies of weights that are stored in
+        parts, and what an operation has in another layout) or "loop tape".
       bytes: its size on one processor.
     """
 
@@ -340,6 +340,7 @@ class ResidentMemory(LiveMemory):
         storing: Storing,
         updates: Updates = NO_UPDATES,
         impl: Optional[MeshImpl] = None,
+        copies_assigned: bool = False,
     ):
         """Creates a ResidentMemory.
 
@@ -351,10 +352,12 @@ class ResidentMemory(LiveMemory):
           updates: the Updates of the program, if variables are stored in parts; or none.
           impl: a MeshImpl, to count what is held in its layout alone, too: padding, and what
             operations that need a dimension whole have in another layout.
+          copies_assigned: whether a step begins with a copy of each variable that it assigns.
         """
         self._candidates, self._impl = candidates, impl
         self._storing, self._updates = storing, updates
-        self._blocks = {b.name: b for b in self._variable_blocks(operations)}
+        blocks = self._variable_blocks(operations, copies_assigned)
+        self._blocks = {b.name: b for b in blocks}
         self._variables = list(self._blocks)
         self._root: dict[Tensor, str] = {}
         self._kinds = kinds_of(operations)
@@ -421,12 +424,18 @@ class ResidentMemory(LiveMemory):
         # Bytes of one processor as they are: in other layouts, something else would move.
         return Block(f"{op.name}/moved", "gathered", held, Column(()))
 
-    def _variable_blocks(self, operations: Iterable[Operation]) -> Iterator[Block]:
+    def _variable_blocks(
+        self, operations: Sequence[Operation], copies_assigned: bool
+    ) -> Iterator[Block]:
+        assigned = {v for op in operations if isinstance(op, Assign) for v in op.variables}
         for op in operations:
             if isinstance(op, Variable):
                 kind = "weights" if op.trainable else "slots"
                 column = self._column(op, op.shape)
-                yield Block(op.name, kind, op.size * op.slice_dtype.size, column)
+                block = Block(op.name, kind, op.size * op.slice_dtype.size, column)
+                yield block
+                if copies_assigned and op in assigned:
+                    yield block._replace(name=f"{op.name}/copy", kind="copies")
 
     def _make_items(self, operations: Iterable[Operation]) -> Iterator[Item]:
         for op in operations:

@@ -51,6 +51,7 @@ _HINTS = {
     "weights": "more processors, or mesh dimensions whose sizes divide more of its dimensions; "
     "a shorter slice dtype",
     "slots": "an optimizer with smaller slots, such as Adafactor",
+    "copies": "more processors, or mesh dimensions whose sizes divide more of its dimensions",
     "activations": "a smaller batch, mtf.recompute_grad around each layer, or bfloat16",
     "recomputed": "a smaller batch, or mtf.recompute_grad around smaller parts",
     "gradients": "a smaller batch, or bfloat16",
@@ -110,7 +111,7 @@ class ProgramParts:
         # A cache of the instance: that of a decorated method would keep all programs alive.
         self.units = functools.cache(self._units)
         self._known: dict[Hashable, SecondsOfUnits] = {}
-        self._memory: dict[tuple[frozenset[str], int], ResidentMemory] = {}
+        self._memory: dict[tuple[frozenset[str], int, bool], ResidentMemory] = {}
 
     @classmethod
     def of(cls, built: Built) -> ProgramParts:
@@ -152,7 +153,11 @@ class ProgramParts:
         return program_units(self.steps, candidates, self.updates if stored else NO_UPDATES)
 
     def memory(
-        self, candidates: frozenset[str], storing: Storing, impl: Optional[MeshImpl] = None
+        self,
+        candidates: frozenset[str],
+        storing: Storing,
+        impl: Optional[MeshImpl] = None,
+        copies_assigned: bool = False,
     ) -> ResidentMemory:
         """Returns the memory of the program on one processor.
 
@@ -160,15 +165,17 @@ class ProgramParts:
           candidates: names of the dimensions that may be split.
           storing: a Storing.
           impl: a MeshImpl, for what is held in its layout alone; see `ResidentMemory`.
+          copies_assigned: see Hardware.
         """
         stored = storing.layout is not None
         # Rows do not depend on the mesh, so there are three: nothing in parts, slots, and weights
         # too.
-        key = candidates, stored + storing.weights_too
+        key = candidates, stored + storing.weights_too, copies_assigned
         updates = self.updates if stored else NO_UPDATES
         make = functools.partial(
-            ResidentMemory, self.operations, self.outputs, candidates, storing, updates, impl
-        )
+            ResidentMemory, self.operations, self.outputs, candidates, storing, updates, impl,
+            copies_assigned,
+        )  # fmt: skip
         if impl is not None:
             return make()
         if key not in self._memory:
@@ -250,7 +257,8 @@ class StepEstimator:
             known = parts.known(tuple(self.mesh_shape), repr(self.hardware))
         self.times = StepTime(units, self.space, costs or own, known)
         impl = own.impl(dict(self._also)) if self._also else None
-        self.memory = parts.memory(candidates, own.storing, impl)
+        copies = self.hardware.copies_assigned
+        self.memory = parts.memory(candidates, own.storing, impl, copies)
 
     def estimate(self, layout: AnyLayout) -> Estimate:
         """Estimates the time and memory of a step under a layout.

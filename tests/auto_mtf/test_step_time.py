@@ -474,3 +474,26 @@ def test_slices_on_cores():
     assert [s.compute for s in seconds[1]] == [2.0, 1.25]
     assert [s.compute for s in seconds[2]] == [1.0, 1.0]
     assert [s.compute for s in seconds[4]] == [1.0, 1.0]
+
+
+def test_copies_of_what_is_assigned_are_in_memory():
+    """As on XLA's CPU devices: of weights and slots, and split as these are."""
+    with tf.Graph().as_default():
+        program = models.language_model(
+            batch=4, length=8, vocab=16, d_model=16, layers=1, heads=2, d_kv=8, d_ff=32,
+            optimizer="sgd",
+        )  # fmt: skip
+    known = hardware.local_machine(4, one_memory=False, compiled=True)
+    for layout, parts in (("", 1), ("d_ff:cols;heads:cols;vocab:cols;d_model:rows", 4)):
+        with_copies, without = (
+            StepEstimator(program.graph, "rows:2,cols:2", program.outputs, one)
+            for one in (known, known.replace(copies_assigned=False))
+        )
+        held = with_copies.peak_by_kind(layout)
+        assert held["copies"] == held["weights"] and "copies" not in without.peak_by_kind(layout)
+        more = with_copies.estimate(layout).peak_bytes - without.estimate(layout).peak_bytes
+        assert more == held["copies"]
+        largest = max(v.size for v in program.graph.trainable_variables)
+        assert largest * 4 // parts in {h.bytes for h in with_copies.peak_contents(layout)}
+    with pytest.raises(MemoryLimitError, match=r"copies; less with more processors"):
+        with_copies.solve(1000)
