@@ -3,13 +3,14 @@
     python benchmarks/right_layout.py
     python benchmarks/right_layout.py --only=mnist,moe --places=shared --layouts=8 --plot=rank.png
 
-For each program and each place: the layout that the cost model chooses, the one that times of its
-operations choose (`mtf.auto_mtf.Profile`), that without splits, and random legal ones are run in
-turns. The table has the rank correlations (Spearman) of predicted and measured times, and the
-regrets: how much longer the chosen layout takes than the fastest. Layouts that take equally long
-have no true order, so the table also says how well one round of measurements predicts another, and
-how many pairs of layouts have one order in all rounds, and in which part of these a prediction has
-it. Each row is a process of its own, as the first session of a process decides about its threads.
+For each program and each place: the layouts that the cost model ranks first to third, those that
+times of its operations do (`mtf.auto_mtf.Profile`), that without splits, and random legal ones are
+run in turns. The table has the rank correlations (Spearman) of predicted and measured times, and
+the regrets: how much longer the chosen layout takes than the fastest. Layouts that take equally
+long have no true order, so the table also says how well one round of measurements predicts another,
+and how many pairs of layouts have one order in all rounds, and in which part of these a prediction
+has it. Each row is a process of its own, as the first session of a process decides about its
+threads.
 
     python benchmarks/right_layout.py --memory --layouts=4
 
@@ -45,7 +46,8 @@ def options_of() -> argparse.Namespace:
     parser.add_argument("--only", default=",".join(BUILDERS), help="programs")
     parser.add_argument("--places", default=",".join(PLACES), help="where: logical CPUs that share "
                         "slices, or that run one program")  # fmt: skip
-    parser.add_argument("--layouts", type=int, default=16, help="how many layouts")
+    parser.add_argument("--layouts", type=int, default=16, help="how many layouts, besides the "
+                        "first three of each prediction")  # fmt: skip
     parser.add_argument("--seconds", type=float, default=60.0, help="for timing operations")
     parser.add_argument("--runs", type=int, default=8, help="steps of each round")
     parser.add_argument("--rounds", type=int, default=3, help="rounds over all layouts")
@@ -124,13 +126,15 @@ def measured_row(program: str, place: str, options: argparse.Namespace) -> Row:
         timed = profiles.estimator_on(machine, parts, asked)
         spent = time.monotonic() - begin
         rough = profiles.estimator_on(machine, parts, None)
-        chosen = [estimator.solve().text for estimator in (timed, rough)]
+        first = [[one.text for one in estimator.best(3)] for estimator in (timed, rough)]
+        chosen = [texts[0] for texts in first]
         layouts = list(dict.fromkeys([*chosen, "", *random_layouts(rough, options)]))
+        # What `fit(layout="auto")` tries, too.
+        layouts = list(dict.fromkeys([*layouts[: options.layouts + 1], *itertools.chain(*first)]))
         seconds = [[e.estimate(x).seconds.total for x in layouts] for e in (rough, timed)]
     rounds = measure.step_rounds(
-        build, shape, layouts[: options.layouts + 1], options.runs, options.rounds,
-        "simd" if simd else "shared",
-    )  # fmt: skip
+        build, shape, layouts, options.runs, options.rounds, "simd" if simd else "shared"
+    )
     # Other load can only increase times.
     times, count = [min(column) for column in rounds], len(rounds)
     # The first two are the choices, which may be one layout.
@@ -443,7 +447,7 @@ def plot(path: str, rows: Sequence[Row]) -> None:
         axis.set(xlabel="predicted ms", ylabel="measured ms")
         for side in (axis.xaxis, axis.yaxis):
             side.set_major_formatter("{x:.3g}")
-            side.set_minor_formatter("{x:.2g}")
+            side.set_minor_formatter("{x:.3g}")
         axis.tick_params(which="both", labelsize=7)
     axes[0][0].legend(fontsize=8)
     figure.savefig(path, dpi=120)

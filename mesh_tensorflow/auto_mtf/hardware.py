@@ -282,7 +282,7 @@ def local_machine(
         cores=number if one_memory else 1,
         sharing_seconds=60e-6,
         vector_bytes=_vector_bytes(),
-        # On CPUs, XLA does not see that a new value is written after the old one is read last.
+        # On CPUs, XLA makes them although new values are written after the last reader of old ones.
         copies_assigned=compiled,
         source="a guess for any machine; python -m mesh_tensorflow.auto_mtf.measure measures one",
     )
