@@ -637,10 +637,9 @@ class Lowering:
             self._count_collective(before.requested, collective, "relayout", op)
         impl = after.executed
         steps = moving(x, before.executed, impl)
-        # Where XLA compiles, it has to move the value here, and not within the operation.
-        value = before.executed.pinned(value, x.shape)
         value = redistributed(impl, value, *steps, impl.slice_shape(x.shape))
-        return impl.pinned(impl.LaidOutTensor.from_tensor_list(value.all_slices), x.shape)
+        # Annotated by the layout on both sides, XLA moves it here, and not within the operation.
+        return after.executed_form(x, impl.LaidOutTensor.from_tensor_list(value.all_slices))
 
     def mesh_impl(self, m: Union[Mesh, Operation, Tensor]) -> MeshImpl:
         """Returns the executed MeshImpl of a Mesh, or of the Mesh of an Operation or Tensor.

@@ -588,10 +588,6 @@ class _WholeMeshImpl(ExecutedMeshImpl, GspmdMeshImpl):
         axes = [None if requested.padding(d) else requested.splitting_axis(d) for d in tensor_shape]
         return _Cut(tensor_shape, axes, requested.shape, count, requested.annotate_axes)
 
-    def pinned(self, x: GspmdTensor, tensor_shape: Shape) -> GspmdTensor:
-        """Returns a value with the annotation of the requested mesh; see MeshImpl."""
-        return self.slicewise(lambda value: self.annotate(value, tensor_shape), x)
-
     def merge_dims(self, x: tf.Tensor, tensor_shape: Shape, count: int) -> tf.Tensor:
         """Merges dimensions such that devices keep their parts; see MeshImpl."""
         cut = self._cut(tensor_shape, count)

@@ -566,17 +566,6 @@ class MeshImpl(Generic[SlicesT]):
             self, self.slicewise(fn, *inner), lazy[0].mesh_axes, lazy[0].add_counter_fn
         )
 
-    def pinned(self, x: SlicesT, tensor_shape: Shape) -> SlicesT:
-        """Returns the same value, which no compiler may split otherwise than the layout does.
-
-        By default no compiler splits anything.
-
-        Args:
-          x: a LaidOutTensor.
-          tensor_shape: its Shape.
-        """
-        return x
-
     def Print(self, x: SlicesT, data: Sequence[SlicesT], message: str, **kwargs: object) -> SlicesT:
         """Returns `x`, and prints `data`; by default it logs that nothing is printed."""
         text = "Print is not implemented for %s; nothing is printed for %r"

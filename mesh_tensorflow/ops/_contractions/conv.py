@@ -700,17 +700,7 @@ class ConvNdOperation(Operation):
         self._count(lowering, lowering.requested_impl(self))
         self._count_halos(lowering)
         values = [lowering.tensors[x] for x in self.inputs]
-        has_copies = self._has_copies(lowering.requested_impl(self))
-        if has_copies:
-            # XLA's partitioner (of jaxlib 0.10) adds up equal products of several processors if it
-            # splits a convolution otherwise than the layout, as its weight is where that is stored.
-            values = [
-                mesh_impl.pinned(v.to_laid_out_tensor(), x.shape)
-                for v, x in zip(values, self.inputs)
-            ]
         result = self._convolved(lowering.requested_impl(self), mesh_impl, values)
-        if has_copies:
-            result = mesh_impl.pinned(result, output.shape)
         axes = self._summed_axes(mesh_impl)
         _, _, label = self._form.kind.names(self._product)
         lowering.set_partial_sum(output, result, axes, label)
@@ -813,11 +803,6 @@ class ConvNdOperation(Operation):
         place = roles.index(WIDE)
         operands[place] = gathered_along_all(halos, between, operands[place])
         return mesh_impl.slicewise(self._slice_fn(mesh_impl, form), *operands)
-
-    def _has_copies(self, mesh_impl: MeshImpl) -> bool:
-        """Returns whether several processors compute the same products."""
-        split = {axis for x in self._inputs for axis in mesh_impl.splitting_axes(x.shape)}
-        return any(d.size > 1 and axis not in split for axis, d in enumerate(mesh_impl.shape))
 
     def _slice_fn(self, mesh_impl: MeshImpl, form: ConvForm) -> Callable[..., tf.Tensor]:
         """Returns a function of one processor's slices of the inputs."""
