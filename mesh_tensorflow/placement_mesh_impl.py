@@ -688,8 +688,8 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
             check_devices_exist(self._devices, soft, in_session=False, who="PlacementMeshImpl")
 
     @property
-    def needs_static_sizes(self) -> bool:  # type: ignore[override]
-        """Whether a compiler must know all sizes: where XLA compiles the whole function."""
+    def is_compiled_by_xla(self) -> bool:  # type: ignore[override]
+        """Whether XLA compiles the whole function."""
         return is_compiled_whole()
 
     @functools.cached_property

@@ -300,8 +300,8 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
         return self.program.is_compiled
 
     @property
-    def needs_static_sizes(self) -> bool:  # type: ignore[override]
-        """Whether a compiler must know all sizes: where XLA compiles the program on one device."""
+    def is_compiled_by_xla(self) -> bool:  # type: ignore[override]
+        """Whether XLA compiles the program, which is then lowered for one device."""
         return self.program.is_compiled
 
     @functools.cached_property

@@ -70,7 +70,7 @@ def largest_stacked_slice(graph: Graph, impls: Mapping[Mesh, MeshImpl]) -> int:
     # A store keeps each variable under its own name, for Lowerings that may be of another layout.
     if graph.is_stacked or any(v.store is not None for v in variables):
         return 0
-    if any(getattr(impl, "needs_static_sizes", False) for impl in impls.values()):
+    if any(getattr(impl, "is_compiled_by_xla", False) for impl in impls.values()):
         return 0  # a compiled program gains nothing
     num_slices = sum(impls[v.mesh].size for v in variables)
     return _LARGE_STACKED_SLICE if num_slices >= _MANY_SLICES else _MAX_STACKED_SLICE

@@ -410,8 +410,8 @@ class GspmdMeshImpl(MeshImpl[GspmdTensor]):
         return self if self.size == 1 else _WholeMeshImpl(self)
 
     @property
-    def needs_static_sizes(self) -> bool:  # type: ignore[override]
-        """Whether a compiler must know all sizes: where XLA compiles the program."""
+    def is_compiled_by_xla(self) -> bool:  # type: ignore[override]
+        """Whether XLA compiles what is lowered, rather than TensorFlow running it."""
         return _is_compiled()
 
     def same_memory(self, device1: str, device2: str) -> bool:

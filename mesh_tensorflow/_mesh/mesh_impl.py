@@ -313,7 +313,7 @@ class MeshImpl(Generic[SlicesT]):
     stored_layout: Optional[StoredLayout] = None
     needs_execution_impl = False  # whether only `execution_impl` can lower operations
     is_split_by_compiler = False  # whether a compiler, and not this package, splits tensors
-    needs_static_sizes = False  # whether a compiler must know how many values a loop can save
+    is_compiled_by_xla = False  # whether XLA, which needs static sizes, compiles what is lowered
     takes_random_keys = False  # whether `random` may be given a `key` in place of the seed
 
     def __init_subclass__(cls, **kwargs: object) -> None:

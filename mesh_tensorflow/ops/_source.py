@@ -216,8 +216,8 @@ class RangeOperation(Operation):
 
         def make(*coordinate: tf.Tensor) -> tf.Tensor:
             values = tf.range(size)
-            if mesh_impl.needs_static_sizes:
-                # XLA compiles this. TensorFlow would first compute all that depends on indices
+            if mesh_impl.is_compiled_by_xla:
+                # Before XLA compiles, TensorFlow would compute all that depends on indices
                 # alone, such as masks, and write each result into the program as often as it is
                 # read: of 30 layers and 512 positions, 80 MB.
                 [values] = gen_xla_ops.xla_optimization_barrier([values])

@@ -820,8 +820,8 @@ class ConvNdOperation(Operation):
             }
             sizes = merged_sizes(mesh_impl, shapes[computed], batch_dims(computed))
             y = None
-            # Set where XLA compiles the program, which alone is slow without this form.
-            if computed == WIDE and mesh_impl.needs_static_sizes:
+            # XLA alone is slow without this form.
+            if computed == WIDE and mesh_impl.is_compiled_by_xla:
                 y = wide_by_filter(kind, merged[NARROW], merged[FILTER], sizes)
             if y is None:
                 arguments: dict[str, Any] = {argument_names[r]: x for r, x in merged.items()}

@@ -118,7 +118,7 @@ class SoftmaxOperation(_AlongDimension):
         if mesh_axis is None:
             fn = tf.nn.log_softmax if self._log else _softmax
             # In XLA there is no kernel to please, and the partitioner would gather what is split.
-            most = math.inf if mesh_impl.needs_static_sizes else _MOST_DIMS
+            most = math.inf if mesh_impl.is_compiled_by_xla else _MOST_DIMS
             value = mesh_impl.slicewise(lambda t: self._along_axis(fn, t, most), x)
         else:
             value = self._lower_split(mesh_impl, x.to_laid_out_tensor(), mesh_axis)
@@ -280,7 +280,7 @@ class _OfIds(Operation):
             axis = shape.dims.index(self._dim)
             order = [i for i in range(shape.ndims) if i != axis]
             logits = tf.transpose(logits, [*order, axis])
-        if mesh_impl.needs_static_sizes:
+        if mesh_impl.is_compiled_by_xla:
             return logits
         return tf.reshape(logits, constant([-1, logits.shape.as_list()[-1]], tf.int32))
 
@@ -293,7 +293,7 @@ class _OfIds(Operation):
         rest = self._inputs[0].shape - self._dim
         order = [given.shape.dims.index(d) for d in rest]
         x = x if order == sorted(order) else tf.transpose(x, order)
-        return x if mesh_impl.needs_static_sizes else tf.reshape(x, [-1])
+        return x if mesh_impl.is_compiled_by_xla else tf.reshape(x, [-1])
 
     def _is_id(self, ids: tf.Tensor) -> tf.Tensor:
         # By the whole vocabulary: `within_part` asks only for the slice of one processor.
@@ -387,7 +387,7 @@ class CrossEntropyOperation(_OfIds):
 
         def picked(x: tf.Tensor, i: tf.Tensor, *coordinate: tf.Tensor) -> tf.Tensor:
             inside, is_here = within_part(numbers(i), part, coordinate)
-            if mesh_impl.needs_static_sizes:
+            if mesh_impl.is_compiled_by_xla:
                 hits = tf.logical_and(_hits(inside, part), is_here[..., None])
                 return tf.reduce_sum(tf.where_v2(hits, rows(x), constant(0, x.dtype)), axis=-1)
             # An id of another processor's slice is clipped into this one, and what is found there
@@ -486,7 +486,7 @@ class CrossEntropyGradientOperation(_OfIds):
             y = tf.exp(self._rows(x, mesh_impl) - z[..., None]) * scale[..., None]
             inside, is_here = within_part(i, part, more[len(self.inputs) - 4 :])
             at_id = tf.where(is_here, -d, tf.zeros_like(d))
-            if mesh_impl.needs_static_sizes:
+            if mesh_impl.is_compiled_by_xla:
                 y = tf.where_v2(_hits(inside, part), y + at_id[..., None], y)
             else:
                 y = add_entries(y, _places(inside), at_id)

@@ -609,7 +609,7 @@ class WhileLoopOperation(_LoopOperation):
 
     def _size_of_tape(self, mesh_impl: MeshImpl) -> Optional[int]:
         """Returns the most iterations, where a compiler must know it; None elsewhere."""
-        if not mesh_impl.needs_static_sizes:
+        if not mesh_impl.is_compiled_by_xla:
             return None
         most = self._tf_kwargs.get("maximum_iterations")
         if not isinstance(most, numbers.Integral):
