@@ -46,6 +46,7 @@ __all__ = [
     "fault_of",
     "init_from_checkpoint",
     "last_good",
+    "load_global_step",
 ]
 
 # The maximum number of variable names in an error message.
@@ -756,6 +757,25 @@ def last_good(directory: str) -> Optional[str]:
     return next(
         (p for p in reversed(checkpoint_files.numbered(directory)) if not fault_of(p)), None
     )
+
+
+def load_global_step(path: Union[str, os.PathLike[str]]) -> int:
+    """Returns the number of steps of a checkpoint; 0 if there is none, or it does not have it.
+
+    >>> step = tf.Variable(7, name="global_step")
+    >>> path = mtf.checkpoint.Saver([step]).save(None, "run/model.ckpt")
+    >>> mtf.checkpoint.load_global_step("run")
+    7
+
+    Args:
+      path: the path of a checkpoint, or a directory, for its latest checkpoint.
+    """
+    found = checkpoint_files.latest(path) or os.fspath(path)
+    if not checkpoint_files.exists(found):
+        return 0
+    reader = checkpoint_files.open_reader(found)
+    name = tf.GraphKeys.GLOBAL_STEP
+    return int(reader.get_tensor(name)) if reader.has_tensor(name) else 0
 
 
 def _check_is_prefix(path: str) -> None:

@@ -33,6 +33,7 @@ from mesh_tensorflow.bert._training import (
     training_order,
 )
 from mesh_tensorflow.bert.bert import BertConfig, BertModel
+from mesh_tensorflow.checkpoint import load_global_step
 
 __all__ = ["FLAGS", "input_fn_builder", "main", "model_fn_builder"]
 
@@ -278,8 +279,7 @@ def main(_: Sequence[str]) -> None:
         return
     total = FLAGS.num_train_steps
     every = FLAGS.steps_per_eval if eval_files else total
-    latest = checkpoint_files.latest(FLAGS.output_dir)
-    step = int(checkpoint_files.open_reader(latest).get_tensor("global_step")) if latest else 0
+    step = load_global_step(FLAGS.output_dir)
     while step < total:
         # The next multiple, so that a run that goes on evaluates at the same steps.
         done, step = step, min(total, (step // every + 1) * every)

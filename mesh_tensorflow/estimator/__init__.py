@@ -8,6 +8,9 @@ import sys as _sys
 import tensorflow.compat.v1 as _tf
 
 from mesh_tensorflow._processes.peers import PeerLostError as PeerLostError
+from mesh_tensorflow.checkpoint import (
+    load_global_step as _load_global_step_from_checkpoint_dir,  # noqa: F401  (programs call it)
+)
 from mesh_tensorflow.estimator import experimental as experimental
 from mesh_tensorflow.estimator import export as export
 from mesh_tensorflow.estimator import tpu as tpu
@@ -22,9 +25,6 @@ from mesh_tensorflow.estimator._hooks import ProfileHook as ProfileHook
 from mesh_tensorflow.estimator._install import install as install
 from mesh_tensorflow.estimator._install import uninstall as uninstall
 from mesh_tensorflow.estimator._model import WarmStartSettings as WarmStartSettings
-from mesh_tensorflow.estimator._model import (
-    load_global_step as _load_global_step_from_checkpoint_dir,  # noqa: F401  (programs call it)
-)
 from mesh_tensorflow.estimator._run_config import RunConfig as RunConfig
 from mesh_tensorflow.estimator._spec import EstimatorSpec as EstimatorSpec
 from mesh_tensorflow.estimator._spec import ModeKeys as ModeKeys

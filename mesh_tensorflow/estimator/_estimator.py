@@ -17,6 +17,7 @@ from mesh_tensorflow._core.errors import is_whole
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._watching import recorded_lowerings
+from mesh_tensorflow.checkpoint import load_global_step
 from mesh_tensorflow.estimator._model import (
     Model,
     as_warm_start_settings,
@@ -24,7 +25,6 @@ from mesh_tensorflow.estimator._model import (
     call_model_fn,
     check_input_fn,
     check_model_fn,
-    load_global_step,
 )
 from mesh_tensorflow.estimator._run import (
     Request,
@@ -36,7 +36,7 @@ from mesh_tensorflow.estimator._run import (
 )
 from mesh_tensorflow.estimator._run_config import RunConfig, check_number
 from mesh_tensorflow.estimator._spec import ModeKeys, check_hooks
-from mesh_tensorflow.estimator.export import Exporter, export_all
+from mesh_tensorflow.estimator.export import Exporter, ExportSettings, export_all
 from mesh_tensorflow.estimator.processes import in_cluster
 
 if TYPE_CHECKING:
@@ -362,16 +362,11 @@ class Estimator:
           ValueError: there is no checkpoint, or no signature fits the receiver; or, with
             `rows_at_a_time`, an input or an output of a signature has not so many rows.
         """
-        return export_all(
-            self._exported_model(),
-            export_dir_base,
-            {experimental_mode: serving_input_receiver_fn},
-            assets_extra,
-            as_text,
-            checkpoint_path,
-            strip_default_attrs=True,
-            rows_at_a_time=rows_at_a_time,
+        receiver_fns = {experimental_mode: serving_input_receiver_fn}
+        settings = ExportSettings(
+            receiver_fns, assets_extra, as_text, checkpoint_path, rows_at_a_time=rows_at_a_time
         )
+        return export_all(self._exported_model(), export_dir_base, settings)
 
     def export_savedmodel(
         self,
@@ -395,15 +390,11 @@ class Estimator:
         Returns:
           the new directory, as bytes.
         """
-        return export_all(
-            self._exported_model(),
-            export_dir_base,
-            {ModeKeys.PREDICT: serving_input_receiver_fn},
-            assets_extra,
-            as_text,
-            checkpoint_path,
-            strip_default_attrs,
+        receiver_fns = {ModeKeys.PREDICT: serving_input_receiver_fn}
+        settings = ExportSettings(
+            receiver_fns, assets_extra, as_text, checkpoint_path, strip_default_attrs
         )
+        return export_all(self._exported_model(), export_dir_base, settings)
 
     def experimental_export_all_saved_models(
         self,
@@ -428,15 +419,8 @@ class Estimator:
         Raises:
           ValueError: there is no checkpoint, or no signature fits the receiver.
         """
-        return export_all(
-            self._exported_model(),
-            export_dir_base,
-            input_receiver_fn_map,
-            assets_extra,
-            as_text,
-            checkpoint_path,
-            strip_default_attrs=True,
-        )
+        settings = ExportSettings(input_receiver_fn_map, assets_extra, as_text, checkpoint_path)
+        return export_all(self._exported_model(), export_dir_base, settings)
 
     # -- overridden by other estimators
 

@@ -242,23 +242,6 @@ def has_other_source(scaffold: tf.train.Scaffold) -> bool:
     return not tf.trainable_variables()
 
 
-def load_global_step(checkpoint_dir: str) -> int:
-    """Returns the global step of the latest checkpoint in a directory.
-
-    Args:
-      checkpoint_dir: a directory, which need not exist.
-
-    Returns:
-      a step; 0 if there is no checkpoint, or it has no global step.
-    """
-    path = checkpoint_files.latest(checkpoint_dir)
-    if path is None:
-        return 0
-    reader = checkpoint_files.open_reader(path)
-    known = reader.has_tensor(tf.GraphKeys.GLOBAL_STEP)
-    return int(reader.get_tensor(tf.GraphKeys.GLOBAL_STEP)) if known else 0
-
-
 # -- random numbers
 
 STEP_DONE = "step_done"  # name of the tensor of the global step after the training operation

@@ -278,21 +278,10 @@ _HOOKS = {
 _ATTEMPTS = 10
 
 
-def export_all(
-    model: Model,
-    export_dir_base: Union[str, bytes, os.PathLike[str]],
-    receiver_fns: Mapping[str, Callable[[], Any]],
-    assets_extra: Optional[Mapping[str, str]],
-    as_text: bool,
-    checkpoint_path: Optional[str],
-    strip_default_attrs: bool,
-    rows_at_a_time: Optional[int] = None,
-) -> bytes:
-    """Writes a SavedModel with a graph for each mode.
+class ExportSettings(NamedTuple):
+    """What a SavedModel of a model has.
 
-    Args:
-      model: the model.
-      export_dir_base: a directory, in which a new subdirectory is created.
+    Attributes:
       receiver_fns: functions that return a receiver, by mode.
       assets_extra: files to add, by their paths within "assets.extra".
       as_text: whether to write text instead of binary protobufs.
@@ -300,6 +289,25 @@ def export_all(
       strip_default_attrs: whether to omit attributes with default values.
       rows_at_a_time: the number of rows of the model function, if the exported model is to take any
         number; or None.
+    """
+
+    receiver_fns: Mapping[str, Callable[[], Any]]
+    assets_extra: Optional[Mapping[str, str]]
+    as_text: bool
+    checkpoint_path: Optional[str]
+    strip_default_attrs: bool = True
+    rows_at_a_time: Optional[int] = None
+
+
+def export_all(
+    model: Model, export_dir_base: Union[str, bytes, os.PathLike[str]], settings: ExportSettings
+) -> bytes:
+    """Writes a SavedModel with a graph for each mode.
+
+    Args:
+      model: the model.
+      export_dir_base: a directory, in which a new subdirectory is created.
+      settings: what the SavedModel has.
 
     Returns:
       the new directory, as bytes.
@@ -307,8 +315,8 @@ def export_all(
     Raises:
       ValueError: there is no checkpoint, a mode is unknown, or no signature fits.
     """
-    _check(receiver_fns, rows_at_a_time)
-    path = find_checkpoint(model.model_dir, checkpoint_path, "export_saved_model")
+    _check(settings.receiver_fns, settings.rows_at_a_time)
+    path = find_checkpoint(model.model_dir, settings.checkpoint_path, "export_saved_model")
     if path is None:
         raise ValueError(
             f"export_saved_model: there is no checkpoint in {model.model_dir}: train first, or "
@@ -319,18 +327,16 @@ def export_all(
     final = _new_directory(base)
     # Servers watch for directories whose names are numbers, and must not load half a model.
     temporary = os.path.join(base, f"temp-{os.path.basename(final)}")
-    modes = [mode for mode in STANDARD_MODES if mode in receiver_fns]
+    modes = [mode for mode in STANDARD_MODES if mode in settings.receiver_fns]
 
     def write(path: str) -> None:
         builder = tf.saved_model.Builder(temporary)
         # Training is the first, whose graph has all variables: they are stored once, with the first
         # graph.
         for mode in modes:
-            receiver_fn, is_first = receiver_fns[mode], mode == modes[0]
-            settings = strip_default_attrs, is_first, rows_at_a_time
-            _add_graph(builder, model, mode, receiver_fn, path, *settings)
-        builder.save(as_text)
-        for name, source in (assets_extra or {}).items():
+            _add_graph(builder, model, mode, path, settings, with_variables=mode == modes[0])
+        builder.save(settings.as_text)
+        for name, source in (settings.assets_extra or {}).items():
             target = os.path.join(temporary, "assets.extra", name)
             tf.io.gfile.makedirs(os.path.dirname(target))
             tf.io.gfile.copy(source, target)
@@ -345,7 +351,7 @@ def export_all(
                 tf.io.gfile.rmtree(temporary)
             raise
 
-    with_latest(path, model.model_dir if checkpoint_path is None else None, write_all)
+    with_latest(path, model.model_dir if settings.checkpoint_path is None else None, write_all)
     tf.io.gfile.rename(temporary, final)
     return final.encode()
 
@@ -392,15 +398,13 @@ def _add_graph(
     builder: tf.saved_model.Builder,
     model: Model,
     mode: str,
-    receiver_fn: Callable[[], Any],
     path: str,
-    strip_default_attrs: bool,
+    settings: ExportSettings,
     with_variables: bool,
-    rows_at_a_time: Optional[int],
 ) -> None:
     with tf.Graph().as_default():
         begin_program(model.config)
-        receiver = receiver_fn()
+        receiver = settings.receiver_fns[mode]()
         if not hasattr(receiver, "receiver_tensors"):
             raise ValueError(
                 f"export: serving_input_receiver_fn returned {receiver!r}; it should return a "
@@ -410,9 +414,10 @@ def _add_graph(
         inputs = Inputs(receiver.features, getattr(receiver, "labels", None), [], True)
         spec = model.spec(inputs, mode)
         signatures = _signatures(spec, receiver, mode)
-        if rows_at_a_time is not None:
+        rows = settings.rows_at_a_time
+        if rows is not None:
             signatures = {
-                name: any_batch(signature, rows_at_a_time, f"export: the signature {name!r}")
+                name: any_batch(signature, rows, f"export: the signature {name!r}")
                 for name, signature in signatures.items()
             }
         main_op = _main_op(spec, mode)
@@ -426,7 +431,7 @@ def _add_graph(
                 "assets_collection": tf.get_collection(tf.GraphKeys.ASSET_FILEPATHS),
                 "main_op": main_op,
                 "saver": saver,
-                "strip_default_attrs": strip_default_attrs,
+                "strip_default_attrs": settings.strip_default_attrs,
             }
             if with_variables:
                 builder.add_meta_graph_and_variables(session, **arguments)

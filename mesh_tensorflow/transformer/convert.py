@@ -29,6 +29,7 @@ from mesh_tensorflow._huggingface import Folder
 from mesh_tensorflow._huggingface import write_folder as write_huggingface
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._programs import run_with_parser
+from mesh_tensorflow.checkpoint import load_global_step
 from mesh_tensorflow.optimize._base import weights_of
 
 __all__ = [
@@ -60,17 +61,18 @@ def read_checkpoint(path: str) -> dict[str, np.ndarray]:
     Raises:
       ValueError: there is no checkpoint, or it is damaged.
     """
-    with _reader(path) as reader:
+    with _found(path) as found:
+        reader = checkpoint_files.open_reader(found)
         names = sorted(weights_of(reader.get_variable_to_shape_map()))
         return {name: reader.get_tensor(name) for name in names}
 
 
 @contextlib.contextmanager
-def _reader(path: str) -> Iterator[tf.train.NewCheckpointReader]:
-    """Context that yields the reader of a checkpoint; errors of reading say that it is damaged."""
+def _found(path: str) -> Iterator[str]:
+    """Context that yields the checkpoint of a path; errors of reading say that it is damaged."""
     found = checkpoint_files.find(path, "convert")
     try:
-        yield checkpoint_files.open_reader(found)
+        yield found
     except (tf.errors.OpError, IndexError, RuntimeError, ValueError) as error:
         raise ValueError(f"the checkpoint {found} is damaged: {error}") from error
 
@@ -548,8 +550,8 @@ def with_draft(checkpoint: str, draft: str, directory: str) -> str:
         )
     # The scope in which decoding makes the variables of a draft.
     small = {f"draft/{name}": value for name, value in read_checkpoint(draft).items()}
-    with _reader(checkpoint) as reader:
-        step = int(reader.get_tensor("global_step")) if reader.has_tensor("global_step") else 0
+    with _found(checkpoint) as found:
+        step = load_global_step(found)
     return write_checkpoint({**variables, **small}, directory, step)
 
 
