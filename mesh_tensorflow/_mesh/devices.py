@@ -227,19 +227,28 @@ def are_whole_gpus(devices: Sequence[str]) -> bool:
     return not absent and logical == len(tf.config.get_visible_devices("GPU"))
 
 
+_cpus_are_apart: contextvars.ContextVar[bool] = contextvars.ContextVar("apart", default=False)
+
+
+def separate_memories() -> contextlib.AbstractContextManager[None]:
+    """Makes each logical CPU count as a separate memory domain, as GPUs do."""
+    return within(_cpus_are_apart, True)
+
+
 def memory_domain(device: str) -> str:
     """Returns the name of a device's memory domain.
 
-    The CPU devices of one task share one; every other device has its own.
+    The CPU devices of one task share one, unless `separate_memories`; every other device has its
+    own.
     """
     spec = device_spec(device)
     # "cpu:0" and "/job:localhost/cpu:0" are one device of this process.
     job = None if spec.job == "localhost" else spec.job
     task = "localhost" if job is None else f"{job}/{spec.replica or 0}/{spec.task}"
     # What is left to TensorFlow counts as a CPU of the task.
-    if spec.device_type in (None, "CPU"):
+    if spec.device_type in (None, "CPU") and not _cpus_are_apart.get():
         return f"{task}/CPU"
-    return f"{task}/{spec.device_type}:{spec.device_index or 0}"
+    return f"{task}/{spec.device_type or 'CPU'}:{spec.device_index or 0}"
 
 
 def merged_processors(mesh_shape: Shape, places: Sequence[str]) -> tuple[Shape, list[int]]:

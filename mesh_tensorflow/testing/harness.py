@@ -6,9 +6,8 @@ import collections
 import contextlib
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Optional
-from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +18,7 @@ from mesh_tensorflow import placement_mesh_impl
 from mesh_tensorflow._core.operation import Cost, with_inner_operations
 from mesh_tensorflow._core.placement import walk
 from mesh_tensorflow._core.shape import JointAxis, single_axes
+from mesh_tensorflow._mesh.devices import separate_memories
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 
 __all__ = [
@@ -142,13 +142,6 @@ class Placing(NamedTuple):
 
 
 WHOLE = Placing("", "")
-
-
-@contextlib.contextmanager
-def separate_memories() -> Iterator[None]:
-    """Makes each logical CPU count as a separate memory domain, as GPUs do."""
-    with mock.patch.object(placement_mesh_impl, "memory_domain", lambda device: device or "cpu:0"):
-        yield
 
 
 def session() -> tf.Session:
