@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn, Optional
 
@@ -15,6 +14,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import missing_package
+from mesh_tensorflow._paths import written_whole
 
 # Of weights, by the names in files.
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -37,6 +37,22 @@ def safetensors_numpy() -> Any:
     return safetensors.numpy
 
 
+def read_any_json(file: str) -> Any:
+    """Reads a JSON file.
+
+    Args:
+      file: its path.
+
+    Raises:
+      ValueError: it is damaged.
+    """
+    try:
+        with open(file, encoding="utf-8") as f:
+            return json.load(f)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is damaged, it is no JSON: {error}") from error
+
+
 def read_json(file: str) -> dict[str, Any]:
     """Reads a JSON file that holds an object.
 
@@ -46,11 +62,7 @@ def read_json(file: str) -> dict[str, Any]:
     Raises:
       ValueError: it is damaged, or holds something else.
     """
-    try:
-        with open(file, encoding="utf-8") as f:
-            content = json.load(f)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is damaged, it is no JSON: {error}") from error
+    content = read_any_json(file)
     if not isinstance(content, dict):
         raise ValueError(f"{file} is damaged: it holds {type(content).__name__}, not an object")
     return content
@@ -235,27 +247,6 @@ def _opened(file: str) -> Iterator[Any]:
             f"{file} is no whole safetensors file, or has a dtype that NumPy lacks; "
             f"get it anew: {error}"
         ) from error
-
-
-@contextlib.contextmanager
-def written_whole(directory: str, last: str) -> Iterator[str]:
-    """Context with a folder whose files become those of a directory at the end, each of them whole.
-
-    A program that ends before that leaves the files of the directory as they are.
-
-    Args:
-      directory: a string; created if it does not exist.
-      last: the file that comes last, as it tells that the others are there.
-    """
-    os.makedirs(directory, exist_ok=True)
-    # On the same file system, where a file is moved at once.
-    with tempfile.TemporaryDirectory(dir=directory, prefix=".convert-") as folder:
-        yield folder
-        found = [os.path.join(root, name) for root, _, names in os.walk(folder) for name in names]
-        for file in sorted(found, key=lambda file: (os.path.basename(file) == last, file)):
-            place = os.path.join(directory, os.path.relpath(file, folder))
-            os.makedirs(os.path.dirname(place), exist_ok=True)
-            os.replace(file, place)
 
 
 def has_model(directory: str) -> Optional[str]:

@@ -1,17 +1,19 @@
-"""Paths that TensorFlow would take for patterns, such as the directory "lr[0.1]"."""
+"""Paths that TensorFlow would take for patterns, such as the directory "lr[0.1]"; whole files."""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import hashlib
 import os
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
 from typing import Union
 
-__all__ = ["escaped", "readable"]
+__all__ = ["escaped", "readable", "written_whole"]
 
 _SPECIAL = re.compile(r"[*?\[\\]")
 # Those with which a pattern does not match itself; "*" and "?" do.
@@ -77,3 +79,24 @@ def _links(pid: int) -> str:
 
     atexit.register(remove)
     return made
+
+
+@contextlib.contextmanager
+def written_whole(directory: str, last: str) -> Iterator[str]:
+    """Context with a folder whose files become those of a directory at the end, each of them whole.
+
+    A program that ends before that leaves the files of the directory as they are.
+
+    Args:
+      directory: a string; created if it does not exist.
+      last: the file that comes last, as it tells that the others are there.
+    """
+    os.makedirs(directory, exist_ok=True)
+    # On the same file system, where a file is moved at once.
+    with tempfile.TemporaryDirectory(dir=directory, prefix=".new-") as folder:
+        yield folder
+        found = [os.path.join(root, name) for root, _, names in os.walk(folder) for name in names]
+        for file in sorted(found, key=lambda file: (os.path.basename(file) == last, file)):
+            place = os.path.join(directory, os.path.relpath(file, folder))
+            os.makedirs(os.path.dirname(place), exist_ok=True)
+            os.replace(file, place)

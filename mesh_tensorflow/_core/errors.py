@@ -281,9 +281,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {nearest[0]}?" if nearest else "."
 
 
-def first_names(names: Sequence[str], most: int) -> str:
-    """Returns the first names of a list, with dots if there are more of them than `most`."""
-    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+def first_names(names: Sequence[str], most: int = 6) -> str:
+    """Returns the first names of a list, and how many more there are than `most`."""
+    more = f", and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def check_flag(function: str, name: str, value: object, instead: str) -> None:
@@ -360,6 +361,28 @@ def table_lookup(table: dict[str, Any], key: str, what: str) -> Any:
     if key not in table:
         raise ValueError(f"unknown {what} {key!r}; known are {', '.join(sorted(table))}")
     return table[key]
+
+
+def check_choice(
+    what: str, name: str, value: object, choices: Iterable[object], otherwise: str = ""
+) -> None:
+    """Checks an argument that is one of a few values.
+
+    Args:
+      what: what has the argument, for the error.
+      name: the argument's name.
+      value: the argument.
+      choices: what it may be.
+      otherwise: which others there are, for the error.
+
+    Raises:
+      ValueError: it is none of them; the message lists these.
+    """
+    known = list(choices)
+    # By comparison and not by hash: what was given instead may be a list.
+    if value not in known:
+        text = ", ".join(map(repr, known))
+        raise ValueError(f"{what}: {name}={value!r} is none of {text}{otherwise}")
 
 
 def text_table(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional, Union
 
+from mesh_tensorflow._core.errors import check_choice
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.layout import LayoutRules, StoredLayout
 from mesh_tensorflow._core.operation import Tensor
@@ -172,8 +173,7 @@ def _best(
     profile: Union[bool, Profile] = False,
 ) -> tuple[LayoutRules, Shape]:
     """Returns the best layout on the best of some meshes; of equally good ones, the first."""
-    if objective not in _OBJECTIVES:
-        raise ValueError(f"objective {objective!r} is none of {', '.join(map(repr, _OBJECTIVES))}")
+    check_choice("layout", "objective", objective, _OBJECTIVES)
     if limit is not None and not limit > 0:
         raise ValueError(f"memory_limit_bytes={limit} must be more than 0, or None")
     if profile and objective != "time":

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Optional, Union
 import numpy as np
 
 from mesh_tensorflow import _figure
-from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.errors import dims_text, first_names
 from mesh_tensorflow._core.errors import text_table as table
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.layout import StoredLayout
@@ -178,11 +178,8 @@ class Explanation:
         ]
         contents = self.estimator.peak_contents(rules)
         for kind, total in self.estimator.peak_by_kind(rules).items():
-            some = [h for h in contents if h.kind == kind]
-            named = ", ".join(f"{h.name} {bytes_text(h.bytes)}" for h in some[:_LARGEST])
-            rest = len(some) - _LARGEST
-            more = f", and {rest} more" if rest > 0 else ""
-            lines.append(f"{bytes_text(total):>16s} {kind:11s} {named}{more}")
+            some = [f"{h.name} {bytes_text(h.bytes)}" for h in contents if h.kind == kind]
+            lines.append(f"{bytes_text(total):>16s} {kind:11s} {first_names(some, _LARGEST)}")
         return lines
 
     def _curve(self) -> str:

@@ -19,6 +19,7 @@ from collections import ChainMap, Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
+from mesh_tensorflow._core.errors import first_names
 from mesh_tensorflow._core.graph import Graph, Mesh
 from mesh_tensorflow._core.operation import Operation, Tensor, is_of_package
 from mesh_tensorflow._core.shape import Dimension, Shape
@@ -279,8 +280,7 @@ class RenamedProgram:
                 lines.append(f"  and {len(some) - _SHOWN} more on the way {where}")
         made = [f"{op.name} {renamed(op.outputs[0].shape, self.names)}" for op in self.made]
         if made:
-            more = f", and {len(made) - _SHOWN} more" if made[_SHOWN:] else ""
-            lines.append(f"  made there with these names: {', '.join(made[:_SHOWN])}{more}")
+            lines.append(f"  made there with these names: {first_names(made, _SHOWN)}")
         return "\n".join(lines)
 
     def _renaming(self, crossing: Crossing) -> str:

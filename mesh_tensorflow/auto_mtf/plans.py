@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.errors import dims_text, is_whole, text_table
+from mesh_tensorflow._core.errors import check_choice, check_whole, dims_text, text_table
 from mesh_tensorflow._core.layout import LayoutRules, StoredLayout
 from mesh_tensorflow._core.operation import Operation
 from mesh_tensorflow._core.shape import Shape, convert_to_shape
@@ -94,13 +94,8 @@ class Choice(NamedTuple):
             fewer microbatches than stages.
         """
         for name in ("stages", "microbatches", "repeats"):
-            value = getattr(self, name)
-            if not is_whole(value):
-                raise ValueError(f"{name}={value!r} must be a number of {name}, 1 or more")
-        if self.attention not in ATTENTIONS:
-            raise ValueError(
-                f"attention={self.attention!r} is none of {', '.join(map(repr, ATTENTIONS))}"
-            )
+            check_whole("Choice", name, getattr(self, name))
+        check_choice("Choice", "attention", self.attention, ATTENTIONS)
         if self.repeats > 1 and self.microbatches < self.stages:
             raise ValueError(
                 f"repeats={self.repeats} makes the pipeline circular, which needs a microbatch for "

@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import optimize
+from mesh_tensorflow._core.errors import check_choice
 from mesh_tensorflow.utils import steps_done
 
 __all__ = ["clip_by_global_norm", "create_optimizer"]
@@ -106,11 +107,7 @@ def create_optimizer(
       ValueError: the optimizer is unknown, the numbers of steps are invalid, or no variable is
         left.
     """
-    if optimizer not in _OPTIMIZERS:
-        raise ValueError(
-            f"create_optimizer: unknown optimizer {optimizer!r}; it should be one of "
-            f"{', '.join(map(repr, _OPTIMIZERS))}"
-        )
+    check_choice("create_optimizer", "optimizer", optimizer, _OPTIMIZERS)
     if num_train_steps < 1:
         raise ValueError(
             f"create_optimizer: num_train_steps is {num_train_steps}; it should be 1 or more"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.errors import is_whole
+from mesh_tensorflow._core.errors import check_whole
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._watching import recorded_lowerings
@@ -92,10 +92,7 @@ def check_steps(called: str, **counts: Optional[int]) -> None:
     """
     given = {name: count for name, count in counts.items() if count is not None}
     for name, count in given.items():
-        if not is_whole(count):
-            raise ValueError(
-                f"{called}: {name} is {count!r}; it should be a whole number of 1 or more, or None"
-            )
+        check_whole(called, name, count, ", or None")
     if len(given) > 1:
         raise ValueError(
             f"{called}: steps is {counts['steps']} and max_steps is {counts['max_steps']}: give "

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.errors import is_whole
+from mesh_tensorflow._core.errors import check_whole
 from mesh_tensorflow._paths import escaped, readable
 from mesh_tensorflow.estimator._model import (
     Inputs,
@@ -372,10 +372,7 @@ def _check(receiver_fns: Mapping[str, Callable[[], Any]], rows_at_a_time: Option
             )
     if rows_at_a_time is None:
         return
-    if not is_whole(rows_at_a_time):
-        raise ValueError(
-            f"export: rows_at_a_time is a number of rows, at least 1, but is {rows_at_a_time!r}"
-        )
+    check_whole("export", "rows_at_a_time", rows_at_a_time)
     if list(receiver_fns) != [ModeKeys.PREDICT]:
         raise ValueError(
             "export: rows_at_a_time is for predictions alone, as a loss is that of a whole batch. "

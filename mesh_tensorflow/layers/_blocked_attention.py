@@ -8,7 +8,7 @@ from typing import Optional, Union
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.errors import check_choice, dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.operation import check_fractions
 from mesh_tensorflow.layers import _blocked_slices
@@ -230,10 +230,7 @@ def attention_and_log_sums(
             )
     check_soft_cap(_WHAT, soft_cap)
     check_fractions(_WHAT, [q, k, v])
-    if ring not in RINGS:
-        raise ValueError(
-            f"{_WHAT}: ring={ring!r} is none of {', '.join(map(repr, RINGS))}; True is for all"
-        )
+    check_choice(_WHAT, "ring", ring, RINGS, "; True is for all")
     rest = added_terms(bias, visible, distances)
     dims = whole_dims(q, k, v, memory_length_dim, key_dim, value_dim, rest)
     if isinstance(dims, str):

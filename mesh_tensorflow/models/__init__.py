@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._calls import arguments_of, names_taken
-from mesh_tensorflow._core.errors import check_whole
+from mesh_tensorflow._core.errors import check_choice, check_whole
 from mesh_tensorflow._core.layout import LayoutLike
 from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow._huggingface import Folder, read_json
@@ -718,8 +718,7 @@ def _dtype_name(what: str, dtype: Union[str, tf.DType]) -> str:
         name = tf.as_dtype(dtype).name
     except TypeError:
         name = str(dtype)
-    if name not in _DTYPES:
-        raise ValueError(f"{what}: dtype={name!r} is none of {', '.join(_DTYPES)}")
+    check_choice(what, "dtype", name, _DTYPES)
     return name
 
 

@@ -18,8 +18,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._core.errors import check_whole
-from mesh_tensorflow._huggingface import read_json
+from mesh_tensorflow._core.errors import check_choice, check_whole
+from mesh_tensorflow._huggingface import read_any_json, read_json
 from mesh_tensorflow.bert.bert import BertConfig, BertModel
 from mesh_tensorflow.models._decoder import activation_of
 from mesh_tensorflow.models._family import Config, Form, Weight
@@ -251,11 +251,7 @@ class Pooling(NamedTuple):
 
 
 def _read_list(file: str) -> list[dict[str, Any]]:
-    try:
-        with open(file, encoding="utf-8") as f:
-            content = json.load(f)
-    except ValueError as error:
-        raise ValueError(f"{file} is damaged, it is no JSON: {error}") from error
+    content = read_any_json(file)
     if not isinstance(content, list) or not all(isinstance(x, dict) for x in content):
         raise ValueError(f"{file} is damaged: it holds no list of objects")
     return content
@@ -345,8 +341,7 @@ class TextEncoder(Pretrained):
             raise ValueError(f"embed: texts is a list, such as [text], but is {texts!r}")
         check_whole("embed", "batch_size", batch_size)
         mode = self.pooling.mode if pooling is None else pooling
-        if mode not in _POOLINGS:
-            raise ValueError(f"embed: pooling={mode!r} is none of {', '.join(_POOLINGS)}")
+        check_choice("embed", "pooling", mode, _POOLINGS)
         normalized = self.pooling.normalize if normalize is None else normalize
         rows = [self._ids(i, text) for i, text in enumerate(texts)]
         result = np.zeros([len(rows), self._form.sizes["hidden"]], np.float32)

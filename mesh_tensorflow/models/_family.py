@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Optional
 
-from mesh_tensorflow._core.errors import is_real, is_whole, slip
+from mesh_tensorflow._core.errors import first_names, is_real, is_whole, slip
 
 
 class Weight(NamedTuple):
@@ -87,6 +87,14 @@ _MUST_BE: dict[str, Any] = {
 }
 
 
+def _is_positive(value: object) -> bool:
+    return is_real(value) and 0 < value < math.inf
+
+
+def _is_bool(value: object) -> bool:
+    return isinstance(value, bool)
+
+
 class Config:
     """The fields of a config.json, for a family to read; errors name the file's folder.
 
@@ -117,6 +125,15 @@ class Config:
         value = self._fields.get(name)
         return default if value is None else value
 
+    def _of_kind(
+        self, name: str, default: Any, is_right: Callable[[Any], bool], otherwise: str
+    ) -> Any:
+        """Returns a field; if it is not of a kind, an error says what it is otherwise."""
+        value = self.get(name, default)
+        if not is_right(value):
+            raise ValueError(f"{self.path}: config.json has {name}={value!r}, {otherwise}")
+        return value
+
     def number(self, name: str, default: Optional[int] = None) -> int:
         """Returns a field that is a positive integer.
 
@@ -127,10 +144,7 @@ class Config:
         Raises:
           ValueError: it is missing, or is something else.
         """
-        value = self.get(name, default)
-        if not is_whole(value):
-            raise ValueError(f"{self.path}: config.json has {name}={value!r}, no positive integer")
-        return value
+        return self._of_kind(name, default, is_whole, "no positive integer")
 
     def parts(self, name: str) -> int:
         """Returns a field that is a number of layers or experts, each with tensors of its own.
@@ -160,10 +174,7 @@ class Config:
         Raises:
           ValueError: it is missing, or is something else.
         """
-        value = self.get(name, default)
-        if not (is_real(value) and 0 < value < math.inf):
-            raise ValueError(f"{self.path}: config.json has {name}={value!r}, no positive number")
-        return float(value)
+        return float(self._of_kind(name, default, _is_positive, "no positive number"))
 
     def is_true(self, name: str, default: bool) -> bool:
         """Returns a field that is true or false.
@@ -175,12 +186,7 @@ class Config:
         Raises:
           ValueError: it is something else.
         """
-        value = self.get(name, default)
-        if not isinstance(value, bool):
-            raise ValueError(
-                f"{self.path}: config.json has {name}={value!r}, neither true nor false"
-            )
-        return value
+        return self._of_kind(name, default, _is_bool, "neither true nor false")
 
     def multiple(self, name: str, divisor: str) -> int:
         """Returns a field that is a multiple of another one, both of them positive integers.
@@ -232,7 +238,7 @@ class Config:
         ]
         if unknown:
             slip(
-                f"{self.path}: config.json has {few(unknown)}, which the family "
+                f"{self.path}: config.json has {first_names(unknown)}, which the family "
                 f"{self._fields.get('model_type')!r} does not know and ignores. If the model was "
                 "trained by code of its own, which computes something else with it, add a family: "
                 "mtf.models.register_family"
@@ -266,16 +272,3 @@ def form_of(where: str, config: Mapping[str, Any]) -> Form:
     form = FORMS[model_type](read)
     read.tell_unknown()
     return form
-
-
-_SHOWN = 6
-
-
-def few(names: Sequence[str]) -> str:
-    """Returns the first of some names, and how many more there are.
-
-    Args:
-      names: a list of strings.
-    """
-    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from mesh_tensorflow._core.errors import missing_package, slip
-from mesh_tensorflow.models._family import Form, few
+from mesh_tensorflow._core.errors import first_names, missing_package, slip
+from mesh_tensorflow.models._family import Form
 
 # By the names of fields of config.json: those of metadata, after the name of the architecture.
 _FIELDS = {
@@ -233,8 +233,8 @@ class GgufFile:
         ]
         if told:
             slip(
-                f"{self.path}: its metadata have {few(told)}, which is not known here of the "
-                f"architecture {self._architecture!r}, and ignored. If the model computes "
+                f"{self.path}: its metadata have {first_names(told)}, which is not known here of "
+                f"the architecture {self._architecture!r}, and ignored. If the model computes "
                 "something else with it, take another file, or the folder of Hugging Face"
             )
 

@@ -19,9 +19,10 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._core.errors import is_real, is_whole
-from mesh_tensorflow._huggingface import Folder, read_json, safetensors_numpy, written_whole
-from mesh_tensorflow.models._family import Form, Weight, few
+from mesh_tensorflow._core.errors import first_names, is_real, is_whole
+from mesh_tensorflow._huggingface import Folder, read_json, safetensors_numpy
+from mesh_tensorflow._paths import written_whole
+from mesh_tensorflow.models._family import Form, Weight
 from mesh_tensorflow.ops._variables.variable import VariableDType
 
 DIM = "lora"  # the name of the dimension between them
@@ -315,7 +316,7 @@ def read(form: Form, path: Union[str, os.PathLike[str]]) -> tuple[Lora, dict[str
         if weight is None or kind not in ("lora_A", "lora_B"):
             raise ValueError(
                 f"{path}: {tensor} has no place in the model; adapters are of "
-                f"{few(sorted(by_module))}"
+                f"{first_names(sorted(by_module))}"
             )
         before, behind = _sizes(weight, form)
         inputs[weight.ours] = _inputs(weight)
@@ -332,5 +333,7 @@ def read(form: Form, path: Union[str, os.PathLike[str]]) -> tuple[Lora, dict[str
         values[weight.ours + (_A if kind == "lora_A" else _B)] = value.reshape(shape)
     lacking = [n + x for n in inputs for x in (_A, _B) if n + x not in values]
     if lacking or not inputs:
-        raise ValueError(f"{path}: {_TENSORS} has not both parts of each adapter: {few(lacking)}")
+        raise ValueError(
+            f"{path}: {_TENSORS} has not both parts of each adapter: {first_names(lacking)}"
+        )
     return Lora(rank, float(alpha), inputs), values

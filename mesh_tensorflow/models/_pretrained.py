@@ -13,8 +13,9 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.errors import first_names
 from mesh_tensorflow._huggingface import write_folder
-from mesh_tensorflow.models._family import Form, few
+from mesh_tensorflow.models._family import Form
 from mesh_tensorflow.models._place import Place
 from mesh_tensorflow.models._tokenizer import Tokenizer
 from mesh_tensorflow.models._weights import Weights, tensors_of
@@ -108,7 +109,9 @@ class Pretrained:
             )
         missing = [name for name in self._names if name not in variables]
         if missing:
-            raise ValueError(f"assign: the variables lack {few(missing)}; give all of the model's")
+            raise ValueError(
+                f"assign: the variables lack {first_names(missing)}; give all of the model's"
+            )
         # All of them are looked at before any is set, so that an error leaves the model as it was.
         values = {name: np.asarray(variables[name]) for name in self._names}
         for weight in self._form.weights:
@@ -194,8 +197,8 @@ def array_of(what: str, rows: Any) -> np.ndarray:
     except ValueError as error:
         lengths = [len(row) if hasattr(row, "__len__") else row for row in rows]
         raise ValueError(
-            f"{what}: rows are of one length, but have {few([str(n) for n in lengths])}; generate, "
-            "log_probs and embed take rows of several lengths"
+            f"{what}: rows are of one length, but have {first_names(list(map(str, lengths)))}; "
+            "generate, log_probs and embed take rows of several lengths"
         ) from error
 
 

@@ -10,9 +10,10 @@ from typing import NamedTuple, Optional, Union
 
 import numpy as np
 
+from mesh_tensorflow._core.errors import first_names
 from mesh_tensorflow._huggingface import Folder
 from mesh_tensorflow._progress import Progress
-from mesh_tensorflow.models._family import Form, Weight, few
+from mesh_tensorflow.models._family import Form, Weight
 from mesh_tensorflow.models._gguf import GgufFile
 
 _ROWS = 4096  # of two tensors that are compared
@@ -65,9 +66,9 @@ class Weights(Mapping[str, np.ndarray]):
         problems = []
         missing, extra = sorted(expected.keys() - there), sorted(there - expected.keys())
         if missing:
-            problems.append(f"missing: {few(missing)}")
+            problems.append(f"missing: {first_names(missing)}")
         if extra:
-            problems.append(f"without a place in the model: {few(extra)}")
+            problems.append(f"without a place in the model: {first_names(extra)}")
         # By headers alone, so that a folder of another model is refused before anything is read.
         for name in sorted(expected.keys() & there):
             axes = _axes(expected[name], sizes)

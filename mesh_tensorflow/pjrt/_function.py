@@ -8,7 +8,6 @@ import json
 import os
 import pathlib
 import re
-import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any, Optional, Union
 
@@ -24,6 +23,7 @@ from mesh_tensorflow._core.layout import LayoutLike, pnum_to_processor_coordinat
 from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike
 from mesh_tensorflow._mesh.gspmd import GspmdMeshImpl
 from mesh_tensorflow._mesh.variables.store import leaf_key
+from mesh_tensorflow._paths import written_whole
 from mesh_tensorflow._stop_signals import deferred
 from mesh_tensorflow._watching import collecting, hand_over, told_to_user, unwatched, watch_key
 from mesh_tensorflow.pjrt._devices import (
@@ -611,14 +611,10 @@ def export(
         for one in (function, _on_one_device(function)):
             made = _serialized(one.program(args, named)[0])
             contents[f"program_{one.mesh.size}.bin"] = made
-        folder.mkdir(parents=True, exist_ok=True)
-        # In the same directory, so that files are moved by renaming them: an export that ends
-        # early, as on a full disk, leaves an earlier one as it was.
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".export-") as new:
+        # An export that ends early, as on a full disk, leaves an earlier one as it was.
+        with written_whole(str(folder), last="program_1.bin") as new:
             for name, content in contents.items():
                 pathlib.Path(new, name).write_bytes(content)
-            for name in contents:
-                pathlib.Path(new, name).replace(folder / name)
 
     if not done_in_all(write, first=True):
         raise RuntimeError(

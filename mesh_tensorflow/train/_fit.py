@@ -13,7 +13,7 @@ from typing import Any, Optional, TypeVar, Union, cast
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._calls import arguments_of, names_taken
-from mesh_tensorflow._core.errors import did_you_mean, is_whole, slip
+from mesh_tensorflow._core.errors import check_whole, did_you_mean, is_whole, slip
 from mesh_tensorflow._core.layout import LayoutLike
 from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -446,8 +446,7 @@ def fit(
 def _check_numbers(**numbers: Any) -> None:
     """Raises ValueError for a number that is less than one."""
     for name, value in numbers.items():
-        if not is_whole(value):
-            raise ValueError(f"fit: {name} should be an integer of at least 1, but is {value!r}")
+        check_whole("fit", name, value)
 
 
 def _changed(settings: Any) -> dict[str, Any]:

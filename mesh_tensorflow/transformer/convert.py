@@ -18,16 +18,17 @@ import contextlib
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._core.errors import check_choice
 from mesh_tensorflow._huggingface import Folder
 from mesh_tensorflow._huggingface import write_folder as write_huggingface
 from mesh_tensorflow._mesh.variables import checkpoint_files
+from mesh_tensorflow._paths import written_whole
 from mesh_tensorflow._programs import run_with_parser
 from mesh_tensorflow.checkpoint import load_global_step
 from mesh_tensorflow.optimize._base import weights_of
@@ -127,13 +128,10 @@ def write_checkpoint(variables: Arrays, directory: str, step: int = 0) -> str:
         raise ValueError(f"{prefix} exists already; choose another directory or step")
     arrays = {**variables, "global_step": np.int64(step)}
     parts = [checkpoint_files.Shard(name, "", np.asarray(a)) for name, a in arrays.items()]
-    tf.io.gfile.makedirs(directory)
-    # In the same directory, so that files are moved by renaming them.
-    with tempfile.TemporaryDirectory(dir=directory, prefix=".convert-") as folder:
-        checkpoint_files.write_parts(os.path.join(folder, "model"), parts)
-        # Readers find a checkpoint by its index, which comes last.
-        for ending in (".data-00000-of-00001", ".index"):
-            os.replace(os.path.join(folder, f"model{ending}"), f"{prefix}{ending}")
+    name = os.path.basename(prefix)
+    # Readers find a checkpoint by its index, which comes last.
+    with written_whole(directory, last=f"{name}.index") as folder:
+        checkpoint_files.write_parts(os.path.join(folder, name), parts)
     # Those of a training stay in the list, or it would not go on to remove the oldest of them.
     checkpoint_files.record(prefix, keep=sys.maxsize)
     return prefix
@@ -402,8 +400,7 @@ def huggingface_to_mesh(
       ValueError: weights are missing, do not belong to T5, or have inconsistent shapes; the message
         names all of them.
     """
-    if norm_name not in _NORM_NAMES:
-        raise ValueError(f"norm_name {norm_name!r} is none of {', '.join(_NORM_NAMES)}")
+    check_choice("huggingface_to_mesh", "norm_name", norm_name, _NORM_NAMES)
     weights = dict(tensors)
     weights.pop(_UNUSED, None)
     embedding = weights.get("shared.weight")

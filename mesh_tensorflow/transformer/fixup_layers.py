@@ -14,6 +14,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
+from mesh_tensorflow._core.errors import check_choice
 from mesh_tensorflow.transformer import attention, transformer, transformer_layers
 from mesh_tensorflow.transformer.transformer._context import dropout_of
 
@@ -51,9 +52,7 @@ def _scaled_initializer(
     init_distribution: str,
 ) -> Any:
     """Returns a TensorFlow initializer whose variance is scaled by the number of blocks."""
-    if default_init not in _DEFAULT_INITS:
-        known = ", ".join(map(repr, _DEFAULT_INITS))
-        raise ValueError(f"{what}: default_init={default_init!r} is none of {known}")
+    check_choice(what, "default_init", default_init, _DEFAULT_INITS)
     if num_blocks is None or num_blocks < 1:
         raise ValueError(
             f"{what}: num_blocks={num_blocks} must be the number of residual blocks of the stack, "

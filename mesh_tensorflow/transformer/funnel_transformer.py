@@ -13,6 +13,7 @@ import gin
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.errors import check_choice
 from mesh_tensorflow.transformer import transformer
 
 if TYPE_CHECKING:
@@ -90,11 +91,7 @@ class FunnelTransformerLayerStack(transformer.LayerStack):
             recompute_grads=False,
             sequence_parallel=False,  # pooling changes the length between layers
         )
-        if pooling_type not in _POOLS:
-            raise ValueError(
-                f"FunnelTransformerLayerStack: pooling_type={pooling_type!r} is none of "
-                f"{', '.join(map(repr, _POOLS))}"
-            )
+        check_choice("FunnelTransformerLayerStack", "pooling_type", pooling_type, _POOLS)
         self.n_blocks = n_blocks
         self.block_param_size = block_param_size
         self.block_repeat_size = block_repeat_size

@@ -11,11 +11,14 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
+from mesh_tensorflow._core.errors import check_choice
 from mesh_tensorflow.transformer import transformer
 from mesh_tensorflow.transformer.transformer._context import Context, dropout_of, nonpadding_of
 from mesh_tensorflow.transformer.transformer._stack import concat_channels
 
 __all__ = ["UTLayerStack"]
+
+_ACT_TYPES = ("basic", "accumulated", "global", "random")
 
 
 def _sinusoids(
@@ -170,11 +173,7 @@ class UTLayerStack(transformer.TransformerLayer):
             "highway": lambda context, x, mask: self.ut_highway(context, (x, x, x), mask),
             "act": self.act_layer,
         }
-        if self.recurrence_type not in recurrences:
-            raise ValueError(
-                f"UTLayerStack: recurrence_type={self.recurrence_type!r} is none of "
-                f"{', '.join(map(repr, recurrences))}"
-            )
+        check_choice("UTLayerStack", "recurrence_type", self.recurrence_type, recurrences)
         nonpadding = nonpadding_of(context)
         mask = 1.0 if nonpadding is None else nonpadding
         x = dropout_of(x, context, self._dropout_rate)
@@ -324,13 +323,9 @@ class UTLayerStack(transformer.TransformerLayer):
     ) -> mtf.Tensor:
         """Returns each position's halting probability at this step, without the last dimension."""
         shape = x.shape - x.shape.dims[-1]
+        check_choice("UTLayerStack", "act_type", self.act_type, _ACT_TYPES)
         if self.act_type == "random":
             return mtf.random_uniform(x.mesh, shape, dtype=x.dtype)
-        if self.act_type not in ("basic", "accumulated", "global"):
-            raise ValueError(
-                f"UTLayerStack: act_type={self.act_type!r} is none of 'basic', 'accumulated', "
-                "'global', 'random'"
-            )
         with tf.variable_scope("sigmoid_activation_for_pondering"):
             p = layers.dense(
                 x,
@@ -410,21 +405,16 @@ class UTLayerStack(transformer.TransformerLayer):
     def _start_index(
         self, context: Context, length: mtf.Dimension, step: Union[int, mtf.Tensor]
     ) -> Union[int, mtf.Tensor]:
+        start = self.position_start_index
         # Gin files of the classic may have 0 in place of None.
-        if self.position_start_index in (None, 0):
+        if start == 0:
+            start = None
+        check_choice("UTLayerStack", "position_start_index", start, (None, "random", "step"))
+        if start is None or (start == "random" and not context.train):
             return 0
-        if self.position_start_index == "step":
+        if start == "step":
             return step * length.size // self.num_rec_steps
-        if self.position_start_index == "random":
-            if not context.train:
-                return 0
-            return mtf.random_uniform(
-                context.mesh, mtf.Shape([]), maxval=length.size, dtype=tf.int32
-            )
-        raise ValueError(
-            f"UTLayerStack: position_start_index={self.position_start_index!r} is none of "
-            "None, 'random', 'step'"
-        )
+        return mtf.random_uniform(context.mesh, mtf.Shape([]), maxval=length.size, dtype=tf.int32)
 
     def get_layer_timing_signal_learned_1d(
         self,
@@ -564,11 +554,8 @@ class UTLayerStack(transformer.TransformerLayer):
             raise ValueError(
                 "UTLayerStack: a gate has no inputs; gates_inputs must have some of 's', 't', 'i'"
             )
-        if ffn_layer_type not in ("dense", "dense_relu_dense"):
-            raise ValueError(
-                f"UTLayerStack: gate_ffn_layer={ffn_layer_type!r} is none of 'dense', "
-                "'dense_relu_dense'"
-            )
+        kinds = ("dense", "dense_relu_dense")
+        check_choice("UTLayerStack", "gate_ffn_layer", ffn_layer_type, kinds)
         output_dim = inputs_list[0].shape.dims[-1]
         if preprocess:
             inputs_list = [self._masked_norm(x, mask) for x in inputs_list]
@@ -615,19 +602,16 @@ class UTLayerStack(transformer.TransformerLayer):
         Raises:
           ValueError: the stack's `gating_type` is unknown.
         """
+        check_choice("UTLayerStack", "gating_type", self.gating_type, ("highway", "gru"))
         if self.gating_type == "highway":
             transform, carry = self._two_gates(context, mask, [x])
             # y = C(x) * x + T(x) * H(x), a highway (Srivastava et al., 2015).
             return x * carry + transformed_x * transform
-        if self.gating_type == "gru":
-            update, reset = self._two_gates(context, mask, [x, transformed_x])
-            # Not quite the GRU of Cho et al. (2014): its candidate has a tanh instead of the
-            # sigmoid, and what it is mixed with is the old state, here `transformed_x`.
-            candidate = self._gate(context, mask, [reset * x, transformed_x])
-            return (1.0 - update) * transformed_x + update * candidate
-        raise ValueError(
-            f"UTLayerStack: gating_type={self.gating_type!r} is none of 'highway', 'gru'"
-        )
+        update, reset = self._two_gates(context, mask, [x, transformed_x])
+        # Not quite the GRU of Cho et al. (2014): its candidate has a tanh instead of the sigmoid,
+        # and what it is mixed with is the old state, here `transformed_x`.
+        candidate = self._gate(context, mask, [reset * x, transformed_x])
+        return (1.0 - update) * transformed_x + update * candidate
 
     def _two_gates(
         self, context: Context, mask: Union[mtf.Tensor, float], inputs_list: list[mtf.Tensor]

@@ -13,7 +13,7 @@ from typing import NamedTuple, Optional, Union
 import numpy as np
 
 from mesh_tensorflow import _figure
-from mesh_tensorflow._core.errors import dims_text, text_table
+from mesh_tensorflow._core.errors import dims_text, first_names, text_table
 from mesh_tensorflow._core.layout import LayoutRules
 from mesh_tensorflow._core.operation import Collective, Operation, Tensor, with_inner_operations
 from mesh_tensorflow._core.placement import Walk, cost_of
@@ -427,10 +427,12 @@ class Memory:
         table = [["at the peak", "bytes", "largest"]]
         for kind, count in self.at_peak.items():
             # In the order of `contents`, so that the first ones are the largest.
-            some = [h for h in self.contents if h.kind == kind]
-            named = [f"{shortened(h.name, _NAME)} {bytes_text(h.bytes)}" for h in some[:2]]
-            more = f", and {len(some) - 2} more" if len(some) > 2 else ""
-            table.append([kind, bytes_text(count), ", ".join(named) + more])
+            some = [
+                f"{shortened(h.name, _NAME)} {bytes_text(h.bytes)}"
+                for h in self.contents
+                if h.kind == kind
+            ]
+            table.append([kind, bytes_text(count), first_names(some, 2)])
         return [*table, ["in all", bytes_text(self.peak_bytes), ""]]
 
     def __str__(self) -> str:

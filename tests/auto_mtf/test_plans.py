@@ -178,8 +178,11 @@ def test_what_cannot_be_built(tf_graph):
         ({"mesh_shapes": ["a:4,b:2"]}, "mesh shape a=4, b=2 has 8 processors, but there are 2"),
         ({"memory_limit_bytes": 0}, "memory_limit_bytes=0 must be more than 0, or None"),
         ({"within": 0.5}, "within=0.5 must be 1 or more"),
-        ({"candidates": [Choice(attention="wide")]}, "attention='wide' is none of 'whole', 'ring'"),
-        ({"candidates": [Choice(stages=0)]}, "stages=0 must be a number of stages, 1 or more"),
+        (
+            {"candidates": [Choice(attention="wide")]},
+            "Choice: attention='wide' is none of 'whole', 'ring'",
+        ),
+        ({"candidates": [Choice(stages=0)]}, "Choice: stages=0 must be an integer of at least 1"),
         ({"candidates": [Choice(2, 1, 2)]}, "needs a microbatch for each stage: microbatches=1"),
         ({"zero": [5]}, "zero=5: the stage of ZeRO is 1 or 2"),
     ],

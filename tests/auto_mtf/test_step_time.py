@@ -344,7 +344,7 @@ def test_objectives(tf_graph):
         for mesh in ["mesh_0:8", "mesh_0:4,mesh_1:2", "mesh_0:2,mesh_1:2,mesh_2:2"]
     ]
     assert StepEstimator(graph, shape, outputs, SLOW).estimate(layout).seconds.total == min(times)
-    with pytest.raises(ValueError, match="objective 'speed' is none of 'memory', 'time'"):
+    with pytest.raises(ValueError, match="objective='speed' is none of 'memory', 'time'"):
         mtf.auto_mtf.layout(graph, "m:2", outputs, objective="speed")
     with pytest.raises(ValueError, match="memory_limit_bytes=0 must be more than 0"):
         mtf.auto_mtf.layout(graph, "m:2", outputs, memory_limit_bytes=0)

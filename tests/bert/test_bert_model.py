@@ -292,7 +292,7 @@ def test_learning_rate(warmup, expected):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"optimizer": "sgd"}, "unknown optimizer 'sgd'.*'adam', 'adafactor'"),
+        ({"optimizer": "sgd"}, "optimizer='sgd' is none of 'adam', 'adafactor'"),
         (
             {"max_optimized_variable_size": 2},
             "no variable is trained.*max_optimized_variable_size=2",

@@ -142,9 +142,7 @@ def test_exported_for_any_number_of_rows(mesh, tmp_path):
         ValueError, match=r"export: the signature .* 'x' has the shape \(8, 2\), but .* 3 at a time"
     ):
         est.export_saved_model(str(tmp_path / "other"), receiver, rows_at_a_time=3)
-    with pytest.raises(
-        ValueError, match="rows_at_a_time is a number of rows, at least 1, but is 0"
-    ):
+    with pytest.raises(ValueError, match="rows_at_a_time=0 must be an integer of at least 1"):
         est.export_saved_model(str(tmp_path / "other"), receiver, rows_at_a_time=0)
     with pytest.raises(ValueError, match="rows_at_a_time is for predictions alone"):
         est.export_saved_model(

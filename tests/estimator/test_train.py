@@ -323,7 +323,7 @@ def test_warm_start_of_what_is_not_there(tmp_path):
 @pytest.mark.parametrize(
     "arguments, error, text",
     [
-        ({"steps": 0}, ValueError, "train: steps is 0; it should be a whole number of 1 or more"),
+        ({"steps": 0}, ValueError, "train: steps=0 must be an integer of at least 1, or None"),
         ({"max_steps": -1}, ValueError, "train: max_steps is -1"),
         ({"steps": 2.5}, ValueError, "train: steps is 2.5"),
         (

@@ -97,5 +97,5 @@ def test_metrics_host_calls_and_predictions(tmp_path):
 
 
 def test_an_unknown_implementation():
-    with pytest.raises(ValueError, match=r"mesh_impl is 'gspmd'; it should be one of 'simd', 'p"):
+    with pytest.raises(ValueError, match=r"mesh_impl='gspmd' is none of 'simd', 'p"):
         tpu.TPUConfig(mesh_impl="gspmd")

@@ -157,7 +157,7 @@ def test_mistakes():
         (lambda: model.embed([[5], [1.5]]), r"text 1 is \[1.5\], neither"),
         (lambda: model.embed([[5]], batch_size=0), "batch_size=0 must be an integer of at least 1"),
         (lambda: model.encode([[5, 6], [7]]), "encode: rows are of one length, but have 2, 1"),
-        (lambda: model.embed([[5]], pooling="sum"), "pooling='sum' is none of mean, cls, max"),
+        (lambda: model.embed([[5]], pooling="sum"), "pooling='sum' is none of 'mean', 'cls', 'max'"),
         (lambda: model.embed([[96]]), "ids has 96, which is not in 0 to 95"),
         (lambda: model.encode([5]), r"ids must be ints, \[batch, length\]"),
         (lambda: model.encode([[5, 6]], [[1]]),

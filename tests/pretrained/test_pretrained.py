@@ -674,7 +674,7 @@ def test_mistakes(tmp_path):
         mtf.models.from_pretrained(FIXTURES / "llama", mesh_shape=None)
     with pytest.raises(ValueError, match=r"from_config: config is a dictionary .* takes a folder"):
         mtf.models.from_config(str(FIXTURES / "llama"))
-    with pytest.raises(ValueError, match="dtype='half a float' is none of float32, bfloat16"):
+    with pytest.raises(ValueError, match="dtype='half a float' is none of 'float32', 'bfloat16'"):
         mtf.models.from_pretrained(FIXTURES / "llama", dtype="half a float")
     wrong = {**model.weights, "transformer/rms_norm/scale": np.ones([3])}
     with pytest.raises(ValueError, match=r"rms_norm/scale has shape \[3\] instead of \[24\]"):
@@ -683,7 +683,7 @@ def test_mistakes(tmp_path):
         model.save_pretrained(FIXTURES / "llama")
     with pytest.raises(ValueError, match="mesh dimension"):
         mtf.models.from_pretrained(FIXTURES / "llama", mesh_shape="x:2", layout="vocab:y")
-    with pytest.raises(ValueError, match="dtype='float16' is none of float32, bfloat16"):
+    with pytest.raises(ValueError, match="dtype='float16' is none of 'float32', 'bfloat16'"):
         mtf.models.from_pretrained(FIXTURES / "llama", dtype="float16")
     with tf.Graph().as_default(), pytest.raises(ValueError, match="needs eager code"):
         model.logits([[1]])

@@ -390,8 +390,11 @@ def _elsewhere(mesh, features):
 UNEVEN = {name: array[:7] for name, array in linear.DATA.items()}
 IMPL = mtf.placement_mesh_impl.PlacementMeshImpl("rows:2", "batch:rows", ["cpu:0"] * 2)
 ERRORS = {
-    "steps": (lambda: linear.fit(0), "steps should be an integer of at least 1, but is 0"),
-    "steps that are a bool": (lambda: linear.fit(True), "steps should be .* but is True"),
+    "steps": (lambda: linear.fit(0), "steps=0 must be an integer of at least 1"),
+    "steps that are a bool": (
+        lambda: linear.fit(True),
+        "steps=True must be an integer of at least 1",
+    ),
     "a seed that is a bool": (_fit_with(seed=True), "seed is None or an integer .* but is True"),
     "names": (
         _fit_with(dims={"x": "batch:4,in:6", "z": "batch:4"}),
@@ -460,7 +463,7 @@ ERRORS = {
         _fit_with(mesh_impl=IMPL, simd=True),
         "mesh_impl is given besides mesh_shape, layout, devices or simd",
     ),
-    "eval_every": (_fit_with(eval_every=0), "eval_every should be an integer of at least 1"),
+    "eval_every": (_fit_with(eval_every=0), "eval_every=0 must be an integer of at least 1"),
     "unused": (
         _fit_with(optimizer=None, clip_norm=1.0, layout="batch:rows"),
         "clip_norm, layout would have no effect here: it is something that only a model function",

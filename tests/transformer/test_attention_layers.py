@@ -461,7 +461,7 @@ def test_errors():
         lambda: T.SelfAttention(relative_attention_type="near"),
     )
     raises(
-        r"attention_func='hybird' is none of None, hybrid, all_to_all",
+        r"attention_func='hybird' is none of None, 'hybrid', 'all_to_all'",
         lambda: T.SelfAttention(attention_func="hybird"),
     )
     raises(
@@ -484,9 +484,10 @@ def test_errors():
     raises(r"set combine_dims=False", lambda: T.SelfAttention(**SMALL, keep_query_heads_dims=True))
     raises(r"set shared_kv=True", lambda: T.ExpertsSelfAttention(**{**EXPERTS, "shared_kv": False}))
     raises(
-        r"is none of qkv, q, kv", lambda: T.ExpertsSelfAttention(**EXPERTS, expert_computation="k")
+        r"is none of 'qkv', 'q', 'kv'",
+        lambda: T.ExpertsSelfAttention(**EXPERTS, expert_computation="k"),
     )
-    raises(r"'mean' is none of dense_minus", lambda: T.Synthesizer(synthesize_mode="mean"))
+    raises(r"'mean' is none of 'dense_minus'", lambda: T.Synthesizer(synthesize_mode="mean"))
     raises(
         r"longer than max_length=4",
         lambda: T.Synthesizer(

@@ -204,7 +204,7 @@ def test_all_problems_are_named(model):
         convert.mesh_to_huggingface(odd)
     with pytest.raises(ValueError, match="is no T5 model: it has 0 blocks"):
         convert.mesh_to_huggingface({})
-    with pytest.raises(ValueError, match="norm_name 'x' is none of layer_norm, rms_norm"):
+    with pytest.raises(ValueError, match="norm_name='x' is none of 'layer_norm', 'rms_norm'"):
         convert.huggingface_to_mesh(tensors, norm_name="x")
 
 

@@ -207,7 +207,7 @@ def test_a_sequence_longer_than_the_positions(train):
     ("run.batch_size = True\n", "batch_size is True; it should be a number or a pair"),
     ("run.train_steps = True\n", "train_steps is True; it should be a number of steps"),
     ("run.train_dataset_fn = None\n", "bind utils.run.train_dataset_fn"),
-    ("run.mesh_impl = 'magic'\n", "unknown mesh_impl 'magic'"),
+    ("run.mesh_impl = 'magic'\n", "mesh_impl='magic' is none of"),
     ("tpu_estimator_model_fn.outer_batch_size = 3\n", "batch_size=4 is not divisible by"),
     ("run.sequence_length = {'targets': 6}\n", r"shape \[4, 8\], but should be .* of length 6"),
 ])  # fmt: skip

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
-from mesh_tensorflow._core.errors import dims_text, is_whole, table_lookup
+from mesh_tensorflow._core.errors import check_whole, dims_text, table_lookup
 from mesh_tensorflow._core.operation import Cost, Operation, Tensor, gradient_of_output
 from mesh_tensorflow._core.shape import Dimension, Shape, check_names_differ
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -177,8 +177,7 @@ def mtf_slice(
     if stride == 1:
         return SliceOperation(x, begin, size, slice_dim_name, name=name).outputs[0]
     what, dim = name or "slice", x.shape.get_dim_by_name(slice_dim_name)
-    if not is_whole(stride):
-        raise ValueError(f"{what}: the stride is a whole number from 1, not {stride!r}")
+    check_whole(what, "stride", stride)
     size = -(-(dim.size - begin) // stride) if size == -1 else size
     end = begin + (size - 1) * stride + 1 if size else begin
     if begin < 0 or size < 0 or end > dim.size:

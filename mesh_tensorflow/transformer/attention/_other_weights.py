@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
-from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.errors import check_choice, dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow.layers import _masks
 from mesh_tensorflow.layers._local_attention import longest_block
@@ -432,10 +432,7 @@ _OF_MAX_LENGTH = ("random", "dense_minus")
 
 
 def _mode(name: str) -> _Mode:
-    if name not in SYNTHESIZE_MODES:
-        raise ValueError(
-            f"synthesize_mode={name!r} is none of {', '.join(sorted(SYNTHESIZE_MODES))}"
-        )
+    check_choice("synthetic_attention", "synthesize_mode", name, sorted(SYNTHESIZE_MODES))
     return SYNTHESIZE_MODES[name]
 
 

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._calls import arguments_of
-from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.errors import check_choice, dims_text
 from mesh_tensorflow.ops._variables.variable import widened
 from mesh_tensorflow.transformer import moe
 
@@ -421,11 +421,9 @@ def _check(
     query_heads_dims: Optional[Sequence[mtf.Dimension]],
     memory_heads_dims: Optional[Sequence[mtf.Dimension]],
 ) -> None:
-    if expert_computation not in _MADE_BY_EXPERTS:
-        raise ValueError(
-            f"ExpertsAttentionParams: expert_computation={expert_computation!r} is none of "
-            f"{', '.join(_MADE_BY_EXPERTS)}"
-        )
+    check_choice(
+        "ExpertsAttentionParams", "expert_computation", expert_computation, _MADE_BY_EXPERTS
+    )
     for name, value in (("combine_dims", combine_dims), ("shared_kv", shared_kv)):
         if not value:
             raise ValueError(

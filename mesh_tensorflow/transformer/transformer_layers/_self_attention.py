@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
+from mesh_tensorflow._core.errors import check_choice
 from mesh_tensorflow.layers import _masks
 from mesh_tensorflow.layers._masks import Buckets
 from mesh_tensorflow.transformer import attention, transformer
@@ -284,11 +285,7 @@ class SelfAttention(transformer.TransformerLayer):
 
     def _check_function(self) -> None:
         what = type(self).__name__
-        if self.attention_func not in _ATTENTION_FUNCTIONS:
-            raise ValueError(
-                f"{what}: attention_func={self.attention_func!r} is none of "
-                f"{', '.join(map(str, _ATTENTION_FUNCTIONS))}"
-            )
+        check_choice(what, "attention_func", self.attention_func, _ATTENTION_FUNCTIONS)
         if self.rotary is not None and self.shared_kv:
             raise ValueError(
                 f"{what}: rotary turns keys, and with shared_kv they are the values, too; set "

@@ -11,7 +11,7 @@ import gin
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.errors import check_choice, dims_text
 from mesh_tensorflow._lowering.lowering import rules_that_apply
 from mesh_tensorflow._mesh.devices import check_devices_exist
 from mesh_tensorflow._mesh.mesh_impl import MESH_IMPLS
@@ -80,13 +80,9 @@ def build_model(
         "layout": None if layout_rules is None else mtf.convert_to_layout_rules(layout_rules),
         "mesh_shape": None if mesh_shape is None else mtf.convert_to_shape(mesh_shape),
     }
+    check_choice("build_model", "model_type", model_type, [*_MODELS, *_LANGUAGE_MODELS])
     if model_type in _MODELS:
         return _MODELS[model_type](**sizes, **where)
-    if model_type not in _LANGUAGE_MODELS:
-        raise ValueError(
-            f"build_model: unknown model_type {model_type!r}; it should be one of "
-            f"{', '.join(map(repr, [*_MODELS, *_LANGUAGE_MODELS]))}"
-        )
     autoregressive = _LANGUAGE_MODELS[model_type]
     return transformer.Unitransformer(
         transformer.make_layer_stack(), autoregressive=autoregressive, **sizes, **where
@@ -336,11 +332,7 @@ def processor_devices(
       ValueError: `mesh_impl` is unknown, devices are named for devices of JAX, or the processors
         are not divisible by the processes.
     """
-    if mesh_impl not in MESH_IMPLS:
-        raise ValueError(
-            f"unknown mesh_impl {mesh_impl!r}; it should be one of "
-            f"{', '.join(map(repr, MESH_IMPLS))}"
-        )
+    check_choice("tpu_estimator_model_fn", "mesh_impl", mesh_impl, MESH_IMPLS)
     if mesh_impl == "pjrt":
         pjrt()  # for its error without JAX
         if mesh_devices is not None:

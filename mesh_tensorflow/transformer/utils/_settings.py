@@ -23,6 +23,7 @@ from absl import flags
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator
+from mesh_tensorflow._core.errors import check_choice
 from mesh_tensorflow._mesh.tpu_topology import flag_value
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._programs import FLAGS, Flag, define, explained_errors
@@ -323,11 +324,7 @@ def compute_batch_size(
     if isinstance(method_and_value, int):
         return method_and_value
     method, value = method_and_value
-    if method not in _METHODS:
-        raise ValueError(
-            f"compute_batch_size: unknown method {method!r}; it should be one of "
-            f"{', '.join(map(repr, _METHODS))}"
-        )
+    check_choice("compute_batch_size", "method", method, _METHODS)
     counts_tokens, per_replica = _METHODS[method]
     if counts_tokens:
         length = longest(sequence_length)
