@@ -352,20 +352,16 @@ class EstimatorSpec(_Fields):
           ValueError: an argument that the mode requires is missing, or has the wrong shape.
           TypeError: an argument has the wrong type.
         """
-        if mode not in STANDARD_MODES:
-            raise ValueError(
-                f"EstimatorSpec: mode is {mode!r}; it should be one of ModeKeys.TRAIN "
-                f"({ModeKeys.TRAIN!r}), ModeKeys.EVAL ({ModeKeys.EVAL!r}), ModeKeys.PREDICT "
-                f"({ModeKeys.PREDICT!r})"
-            )
-        loss = check_loss(loss, required=mode in (ModeKeys.TRAIN, ModeKeys.EVAL), mode=mode)
+        what = "EstimatorSpec"
+        check_mode(what, mode)
+        loss = checked_loss(what, loss, mode)
         hooks = {
             "training_chief_hooks": training_chief_hooks,
             "training_hooks": training_hooks,
             "evaluation_hooks": evaluation_hooks,
             "prediction_hooks": prediction_hooks,
         }
-        predictions = _checked_predictions(predictions, mode)
+        predictions = checked_predictions(what, predictions, mode)
         if scaffold is not None and not isinstance(scaffold, tf.train.Scaffold):
             raise TypeError(
                 f"scaffold should be a tf.train.Scaffold, but is of type {type(scaffold).__name__}"
@@ -375,7 +371,7 @@ class EstimatorSpec(_Fields):
             mode=mode,
             predictions=predictions,
             loss=loss,
-            train_op=_checked_train_op(train_op, mode),
+            train_op=checked_train_op(what, train_op, mode),
             eval_metric_ops=_checked_metrics(eval_metric_ops),
             export_outputs=complete_export_outputs(export_outputs, predictions, mode),
             scaffold=tf.train.Scaffold() if scaffold is None else scaffold,
@@ -383,47 +379,78 @@ class EstimatorSpec(_Fields):
         )
 
 
-def check_loss(loss: Optional[tf.Tensor], required: bool, mode: str) -> Optional[tf.Tensor]:
+def check_mode(what: str, mode: str) -> None:
+    """Checks the mode of a spec.
+
+    Args:
+      what: the class of the spec, for the error.
+      mode: the mode.
+
+    Raises:
+      ValueError: it is unknown.
+    """
+    if mode not in STANDARD_MODES:
+        raise ValueError(
+            f"{what}: mode is {mode!r}; it should be one of ModeKeys.TRAIN "
+            f"({ModeKeys.TRAIN!r}), ModeKeys.EVAL ({ModeKeys.EVAL!r}), ModeKeys.PREDICT "
+            f"({ModeKeys.PREDICT!r})"
+        )
+
+
+def checked_loss(what: str, loss: Optional[tf.Tensor], mode: str) -> Optional[tf.Tensor]:
     """Converts a loss to a scalar tensor.
 
     Args:
+      what: the class of the spec, for the error.
       loss: the loss of the model function, or None.
-      required: whether None is an error.
-      mode: the mode, for error messages.
+      mode: the mode.
 
     Returns:
       a tensor of shape [], or None.
 
     Raises:
-      ValueError: the loss is required but None, or has more than one element.
+      ValueError: the mode requires a loss, and there is none, or it has more than one element.
     """
     if loss is None:
-        if required:
+        if mode in (ModeKeys.TRAIN, ModeKeys.EVAL):
             raise ValueError(
-                f"EstimatorSpec for mode {mode!r} has no loss: give loss=, a scalar tf tensor such "
+                f"{what} for mode {mode!r} has no loss: give loss=, a scalar tf tensor such "
                 "as lowering.export_to_tf_tensor(loss)"
             )
         return None
     if hasattr(loss, "mesh") and not tf.is_tensor(loss):
         raise TypeError(
-            f"EstimatorSpec: loss is {loss!r}, a tensor of a mesh; give what "
+            f"{what}: loss is {loss!r}, a tensor of a mesh; give what "
             "lowering.export_to_tf_tensor(loss) returns"
         )
     loss = tf.convert_to_tensor(loss)
     # Of an unknown number, the reshape below fails in the step unless it is 1.
     if loss.shape.num_elements() not in (1, None):
         raise ValueError(
-            f"EstimatorSpec: loss has shape {loss.shape}, but should be a scalar: reduce it, with "
+            f"{what}: loss has shape {loss.shape}, but should be a scalar: reduce it, with "
             "tf.reduce_mean for example"
         )
     return loss if loss.shape.rank == 0 else tf.reshape(loss, [])
 
 
-def _checked_train_op(train_op: Union[tf.Operation, tf.Tensor, None], mode: str) -> Any:
+def checked_train_op(
+    what: str, train_op: Union[tf.Operation, tf.Tensor, None], mode: str
+) -> Union[tf.Operation, tf.Tensor, None]:
+    """Returns the operation of a step, which may be that of an assignment.
+
+    Args:
+      what: the class of the spec, for the error.
+      train_op: what the model function gives, or None.
+      mode: the mode.
+
+    Raises:
+      TypeError: it is no operation.
+      ValueError: training has none.
+    """
     if train_op is None:
         if mode == ModeKeys.TRAIN:
             raise ValueError(
-                f"EstimatorSpec for mode {mode!r} has no train_op: give train_op=, the operation "
+                f"{what} for mode {mode!r} has no train_op: give train_op=, the operation "
                 "of one step, such as tf.group of the lowered updates and "
                 "tf.assign_add(global_step, 1)"
             )
@@ -434,18 +461,29 @@ def _checked_train_op(train_op: Union[tf.Operation, tf.Tensor, None], mode: str)
     if hasattr(train_op, "op"):
         return train_op.op
     raise TypeError(
-        f"EstimatorSpec: train_op is of type {type(train_op).__name__}; it should be a "
+        f"{what}: train_op is of type {type(train_op).__name__}; it should be a "
         "tf.Operation or a tensor: several operations go into one by tf.group(*operations)"
     )
 
 
-def _checked_predictions(
-    predictions: Union[tf.Tensor, Mapping[str, tf.Tensor], None], mode: str
+def checked_predictions(
+    what: str, predictions: Union[tf.Tensor, Mapping[str, tf.Tensor], None], mode: str
 ) -> Any:
+    """Returns predictions, a tensor or a dict of tensors.
+
+    Args:
+      what: the class of the spec, for the error.
+      predictions: what the model function gives, or None.
+      mode: the mode.
+
+    Raises:
+      TypeError: one is no tensor.
+      ValueError: prediction has none.
+    """
     if predictions is None:
         if mode == ModeKeys.PREDICT:
             raise ValueError(
-                f"EstimatorSpec for mode {mode!r} has no predictions: give predictions=, a tf "
+                f"{what} for mode {mode!r} has no predictions: give predictions=, a tf "
                 "tensor or a dict of tf tensors"
             )
         return {}
@@ -453,7 +491,7 @@ def _checked_predictions(
     for name, value in by_name.items():
         if not tf.is_tensor(value) and not isinstance(value, (tf.Variable, tf.SparseTensor)):
             raise TypeError(
-                f"EstimatorSpec: {name!r} in predictions is of type {type(value).__name__}; it "
+                f"{what}: {name!r} in predictions is of type {type(value).__name__}; it "
                 "should be a tf tensor (of a tensor of a mesh: what "
                 "lowering.export_to_tf_tensor returns)"
             )

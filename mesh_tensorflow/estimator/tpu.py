@@ -14,7 +14,7 @@ import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._calls import takes
-from mesh_tensorflow._core.errors import is_whole
+from mesh_tensorflow._core.errors import check_choice, check_whole
 from mesh_tensorflow._mesh.replicate import replicate
 from mesh_tensorflow._pjrt import pjrt
 from mesh_tensorflow.estimator._estimator import Estimator
@@ -28,11 +28,13 @@ from mesh_tensorflow.estimator._model import (
 from mesh_tensorflow.estimator._run_config import RunConfig as _RunConfig
 from mesh_tensorflow.estimator._run_config import check_number
 from mesh_tensorflow.estimator._spec import (
-    STANDARD_MODES,
     EstimatorSpec,
     ModeKeys,
     check_hooks,
-    check_loss,
+    check_mode,
+    checked_loss,
+    checked_predictions,
+    checked_train_op,
 )
 from mesh_tensorflow.estimator.processes import devices_of, shards_of_process
 
@@ -133,16 +135,9 @@ class TPUConfig(_TPUConfigFields):
         check_number("TPUConfig", "num_shards", num_shards, 1)
         name = "experimental_host_call_every_n_steps"
         check_number("TPUConfig", name, experimental_host_call_every_n_steps, 1)
-        if num_cores_per_replica not in (None, *_CORES_PER_REPLICA):
-            raise ValueError(
-                f"TPUConfig: num_cores_per_replica is {num_cores_per_replica}; it should be one of "
-                f"{', '.join(map(str, _CORES_PER_REPLICA))}"
-            )
-        if mesh_impl not in _MESH_IMPLS:
-            raise ValueError(
-                f"TPUConfig: mesh_impl is {mesh_impl!r}; it should be one of "
-                f"{', '.join(map(repr, _MESH_IMPLS))}"
-            )
+        cores = num_cores_per_replica
+        check_choice("TPUConfig", "num_cores_per_replica", cores, (None, *_CORES_PER_REPLICA))
+        check_choice("TPUConfig", "mesh_impl", mesh_impl, _MESH_IMPLS)
         # By identity: PER_SHARD_V1 is 1, which equals True.
         if per_host_input_for_training is True:
             per_host_input_for_training = InputPipelineConfig.PER_HOST_V1
@@ -382,27 +377,20 @@ class TPUEstimatorSpec(_Fields):
           ValueError: an argument that the mode requires is missing, or has the wrong form.
           TypeError: an argument has the wrong type.
         """
-        if mode not in STANDARD_MODES:
-            raise ValueError(f"TPUEstimatorSpec: mode is {mode!r}; it should be a ModeKeys value")
+        what = "TPUEstimatorSpec"
+        check_mode(what, mode)
         _check_call("eval_metrics", eval_metrics)
         _check_call("host_call", host_call)
         if scaffold_fn is not None and not callable(scaffold_fn):
             raise TypeError(
                 f"TPUEstimatorSpec: scaffold_fn should be a function, but is {scaffold_fn!r}"
             )
-        if mode == ModeKeys.TRAIN and train_op is None:
-            raise ValueError("TPUEstimatorSpec for mode 'train' has no train_op: give train_op=")
-        if mode == ModeKeys.PREDICT and predictions is None:
-            raise ValueError(
-                "TPUEstimatorSpec for mode 'infer' has no predictions: give predictions=, a dict "
-                "of tf tensors"
-            )
         return super().__new__(
             cls,
             mode=mode,
-            predictions={} if predictions is None else predictions,
-            loss=check_loss(loss, mode in (ModeKeys.TRAIN, ModeKeys.EVAL), mode),
-            train_op=train_op,
+            predictions=checked_predictions(what, predictions, mode),
+            loss=checked_loss(what, loss, mode),
+            train_op=checked_train_op(what, train_op, mode),
             eval_metrics=eval_metrics,
             export_outputs=None if export_outputs is None else dict(export_outputs),
             scaffold_fn=scaffold_fn,
@@ -820,11 +808,9 @@ def _check_params(params: Any) -> None:
 
 
 def _check_batch_size(mode: str, size: Optional[int]) -> None:
-    if size is not None and not is_whole(size):
+    if size is not None:
         name = {"train": "train", "eval": "eval", "infer": "predict"}[mode]
-        raise ValueError(
-            f"TPUEstimator: {name}_batch_size is {size!r}; it should be a whole number of 1 or more"
-        )
+        check_whole("TPUEstimator", f"{name}_batch_size", size)
 
 
 # Names that modules of tf.estimator, which this package replaces, had for one another.

@@ -184,7 +184,7 @@ def test_values_that_are_not_from_a_checkpoint(trained, tmp_path):
 
 
 def test_mistakes(trained):
-    with pytest.raises(ValueError, match="evaluate: steps is 0"):
+    with pytest.raises(ValueError, match="evaluate: steps=0 must be"):
         trained.evaluate(models.eval_data, steps=0)
     with pytest.raises(ValueError, match="evaluate: input_fn gave no batch"):
         trained.evaluate(lambda: models.eval_data().take(0))

@@ -312,7 +312,7 @@ def test_config():
         (
             lambda: tpu.TPUConfig(num_cores_per_replica=3),
             ValueError,
-            "num_cores_per_replica is 3; it should be one of 1, 2, 4",
+            "num_cores_per_replica=3 is none of None, 1, 2, 4",
         ),
         (
             lambda: tpu.RunConfig(tpu_config=3),
@@ -337,12 +337,12 @@ def test_config():
         (
             lambda: make("/x", Tpu(), train_batch_size=0),
             ValueError,
-            "train_batch_size is 0; it should be",
+            "train_batch_size=0 must be an integer",
         ),
         (
             lambda: make("/x", Tpu(), predict_batch_size="a"),
             ValueError,
-            "predict_batch_size is 'a'",
+            "predict_batch_size='a' must be an integer",
         ),
         (
             lambda: make("/x", Tpu(), embedding_config_spec=1),
@@ -357,7 +357,7 @@ def test_config():
         (
             lambda: tpu.TPUEstimatorSpec("x"),
             ValueError,
-            "mode is 'x'; it should be a ModeKeys value",
+            "TPUEstimatorSpec: mode is 'x'; it should be one of ModeKeys",
         ),
         (
             lambda: tpu.TPUEstimatorSpec("train", loss=1.0),

@@ -324,8 +324,8 @@ def test_warm_start_of_what_is_not_there(tmp_path):
     "arguments, error, text",
     [
         ({"steps": 0}, ValueError, "train: steps=0 must be an integer of at least 1, or None"),
-        ({"max_steps": -1}, ValueError, "train: max_steps is -1"),
-        ({"steps": 2.5}, ValueError, "train: steps is 2.5"),
+        ({"max_steps": -1}, ValueError, "train: max_steps=-1 must be"),
+        ({"steps": 2.5}, ValueError, "train: steps=2.5 must be"),
         (
             {"steps": 1, "max_steps": 2},
             ValueError,
