@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
-from mesh_tensorflow._core.errors import check_whole, is_real, is_whole
+from mesh_tensorflow._core.errors import check_choice, check_whole, is_real, is_whole
 from mesh_tensorflow.models._place import Place
 from mesh_tensorflow.models._pretrained import imported
 from mesh_tensorflow.models._tokenizer import Tokenizer
@@ -57,10 +57,7 @@ class Search:
                 f"generate: length_penalty={penalty!r} must be a number; larger ones prefer longer "
                 "continuations, and 0.0 compares log-probabilities as they are"
             )
-        if self.early_stopping not in (True, False, "never"):
-            raise ValueError(
-                f"generate: early_stopping={self.early_stopping!r} is none of True, False, 'never'"
-            )
+        check_choice("generate", "early_stopping", self.early_stopping, (True, False, "never"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -338,6 +335,36 @@ class Listener:
 # -- programs
 
 
+class _Inputs(NamedTuple):
+    """What a program that continues rows is given; the numbers of Python are sizes in it.
+
+    Attributes:
+      ids: [batch, length], the ids of prompts after the first, followed by room.
+      first: [batch], the first id of each prompt.
+      given: [batch], how many of `ids` are given.
+      ends: [ends], the ids that end a continuation.
+      max_new_tokens: a scalar.
+      max_given: the most that `given` may be.
+      listener: the number of a Listener, or None.
+    """
+
+    ids: tf.Tensor
+    first: tf.Tensor
+    given: tf.Tensor
+    ends: tf.Tensor
+    max_new_tokens: tf.Tensor
+    max_given: int
+    listener: Optional[tf.Tensor]
+
+    def prompts(self, mesh: mtf.Mesh) -> dict[str, Any]:
+        """Returns what is given in each row, as arguments of the model's decoding."""
+        return {
+            "bos_id": imported(mesh, self.first, "batch"),
+            "num_given": imported(mesh, self.given, "batch"),
+            "max_given": self.max_given,
+        }
+
+
 class Generator:
     """Continues rows of ids by a model on its mesh.
 
@@ -381,39 +408,46 @@ class Generator:
         if seed is None:
             # By TensorFlow's generator, so that tf.random.set_seed makes calls repeatable.
             seed = tf.random.uniform([], maxval=2**60, dtype=tf.int64)
-        ids, first, given = self._prompts(rows, sampling.max_new_tokens)
-        with self._known(listener) as number:
+        with self._inputs(rows, sampling.max_new_tokens, ends, listener) as inputs:
             sampled = self._sampled(
-                tf.constant(ids),
-                tf.constant(first),
-                tf.constant(given),
-                tf.constant(_padded(ends)),
-                tf.constant(sampling.max_new_tokens),
+                inputs,
                 {n: tf.constant(x, tf.float32) for n, x in sampling.numbers().items()},
                 # A size in the program, which without a temperature makes no difference.
                 int(sampling.top_k) if sampling.temperature else -1,
-                _most_given(rows),
                 tf.cast(seed, tf.int64),
-                number,
             ).numpy()
         continuations = []
-        for i, start in enumerate(given[: len(rows)]):
+        for i, row in enumerate(rows):
+            start = len(row) - 1  # all but the first id are among those that come back
             new = _up_to(ends, sampled[i, start : start + sampling.max_new_tokens].tolist())
             continuations.append(new if listener is None else new[: listener.length(i)])
         return continuations
 
     @contextlib.contextmanager
-    def _known(self, listener: Optional[Listener]) -> Iterator[Optional[tf.Tensor]]:
-        """Context with the number by which a traced program knows a listener."""
-        if listener is None:
-            yield None
-            return
+    def _inputs(
+        self,
+        rows: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        ends: Sequence[int],
+        listener: Optional[Listener],
+    ) -> Iterator[_Inputs]:
+        """Context with the inputs of a program, which knows a listener by a number within."""
+        ids, first, given = map(tf.constant, self._prompts(rows, max_new_tokens))
         number = next(self._numbers)
-        self._listeners[number] = listener
+        if listener is not None:
+            self._listeners[number] = listener
         try:
-            yield tf.constant(number, tf.int64)
+            yield _Inputs(
+                ids,
+                first,
+                given,
+                tf.constant(_padded(ends)),
+                tf.constant(max_new_tokens),
+                _at_least(max(map(len, rows)) - 1, _FEWEST_GIVEN),  # rounded up as programs are
+                None if listener is None else tf.constant(number, tf.int64),
+            )
         finally:
-            del self._listeners[number]
+            self._listeners.pop(number, None)
 
     @property
     def most_positions(self) -> Optional[int]:
@@ -440,34 +474,22 @@ class Generator:
         return ids, first, given
 
     def _lowered_samples(
-        self,
-        ids: tf.Tensor,
-        first: tf.Tensor,
-        given: tf.Tensor,
-        ends: tf.Tensor,
-        max_new_tokens: tf.Tensor,
-        values: Mapping[str, tf.Tensor],
-        top_k: int,
-        max_given: int,
-        seed: tf.Tensor,
-        listener: Optional[tf.Tensor],
+        self, inputs: _Inputs, values: Mapping[str, tf.Tensor], top_k: int, seed: tf.Tensor
     ) -> tf.Tensor:
         mesh = mtf.Mesh(mtf.Graph(), "mesh")
 
         def each_step(rows: tf.Tensor, ids: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-            return self._heard("hear", listener, rows.shape, rows, ids, step)
+            return self._heard("hear", inputs.listener, rows.shape, rows, ids, step)
 
         sampled = self._model.sample_autoregressive(
-            imported(mesh, ids, "batch", "length"),
-            stop_at_token=imported(mesh, ends, "ends"),
-            max_steps=imported(mesh, max_new_tokens),
+            imported(mesh, inputs.ids, "batch", "length"),
+            stop_at_token=imported(mesh, inputs.ends, "ends"),
+            max_steps=imported(mesh, inputs.max_new_tokens),
             variable_dtype=self._variable_dtype,
             sampling_keep_top_k=top_k,
-            bos_id=imported(mesh, first, "batch"),
-            num_given=imported(mesh, given, "batch"),
-            max_given=max_given,
             seed=seed,
-            each_step=None if listener is None else each_step,
+            each_step=None if inputs.listener is None else each_step,
+            **inputs.prompts(mesh),
             **{name: imported(mesh, value) for name, value in values.items()},
         )
         lowering = self._place.lower(mesh)
@@ -491,21 +513,14 @@ class Generator:
           listener: a Listener, or None.
         """
         max_new_tokens, penalty = sampling.max_new_tokens, sampling.repetition_penalty
-        ids, first, given = self._prompts(rows, max_new_tokens)
         # The room for new ids is a size of the program, how many are used is an input.
         new = _at_least(max_new_tokens, _SHORTEST)
-        with self._known(listener) as number:
+        with self._inputs(rows, max_new_tokens, ends, listener) as inputs:
             found, scores = self._searched(
-                tf.constant(ids),
-                tf.constant(first),
-                tf.constant(given),
-                tf.constant(_padded(ends)),
-                tf.constant(max_new_tokens),
+                inputs,
                 # A program without a penalty does not count ids.
                 None if penalty == 1 else tf.constant(penalty, tf.float32),
-                _most_given(rows),
                 (search.num_beams, new, float(search.length_penalty), search.early_stopping),
-                number,
             )
         n = search.num_return_sequences
         kept = found.numpy()[: len(rows), :n, :max_new_tokens].tolist()
@@ -517,15 +532,9 @@ class Generator:
 
     def _lowered_search(
         self,
-        ids: tf.Tensor,
-        first: tf.Tensor,
-        given: tf.Tensor,
-        ends: tf.Tensor,
-        max_new_tokens: tf.Tensor,
+        inputs: _Inputs,
         penalty: Optional[tf.Tensor],
-        max_given: int,
         settings: tuple[int, int, float, Union[bool, str]],
-        listener: Optional[tf.Tensor],
     ) -> tuple[tf.Tensor, tf.Tensor]:
         def ends_fn(step: mtf.Tensor, ids: mtf.Tensor) -> mtf.Tensor:
             return mtf.slicewise(
@@ -534,26 +543,24 @@ class Generator:
             )  # fmt: skip
 
         def each_step(ids: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-            return self._heard("hear_beams", listener, ids.shape[:-1], ids, step)
+            return self._heard("hear_beams", inputs.listener, ids.shape[:-1], ids, step)
 
         beams, new, length_penalty, early_stopping = settings
         mesh = mtf.Mesh(mtf.Graph(), "mesh")
-        partial = imported(mesh, ids, "batch", "length")
+        partial = imported(mesh, inputs.ids, "batch", "length")
         new_shape = mtf.Shape([partial.shape.dims[0], ("beam", beams), ("new_length", new)])
         found = self._model.beam_search(
             mtf.zeros(mesh, new_shape, tf.int32),
-            imported(mesh, max_new_tokens),
+            imported(mesh, inputs.max_new_tokens),
             variable_dtype=self._variable_dtype,
-            bos_id=imported(mesh, first, "batch"),
             partial_sequences=partial,
-            num_given=imported(mesh, given, "batch"),
-            max_given=max_given,
             all_beams=True,
-            eos_id=imported(mesh, ends, "ends"),
+            eos_id=imported(mesh, inputs.ends, "ends"),
             length_penalty=length_penalty,
             early_stopping=early_stopping,
-            ends_fn=None if listener is None else ends_fn,
+            ends_fn=None if inputs.listener is None else ends_fn,
             repetition_penalty=1.0 if penalty is None else imported(mesh, penalty),
+            **inputs.prompts(mesh),
         )
         lowering = self._place.lower(mesh)
         both, scores = (lowering.export_to_tf_tensor(x) for x in found)
@@ -617,11 +624,6 @@ def _at_least(number: int, first: int) -> int:
     while first < number:
         first *= 2
     return first
-
-
-def _most_given(rows: Sequence[Sequence[int]]) -> int:
-    """Returns the most ids that a prompt has after its first, rounded up as programs are."""
-    return _at_least(max(len(row) for row in rows) - 1, _FEWEST_GIVEN)
 
 
 def _padded(ends: Sequence[int]) -> np.ndarray:
