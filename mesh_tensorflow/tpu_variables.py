@@ -11,6 +11,7 @@ from tensorflow.python.types.core import Tensor as VariableBase
 
 from mesh_tensorflow._core.operation import ArrayLike
 from mesh_tensorflow._mesh.tpu_program import tpu_context
+from mesh_tensorflow._mesh.variables.storage import add_operators
 from mesh_tensorflow.utils import outside_all_rewrites
 
 __all__ = ["ReplicatedVariable", "TF_23", "VariableBase"]
@@ -260,14 +261,4 @@ class ReplicatedVariable(VariableBase):
         )
 
 
-def _operator(name: str) -> Callable:
-    def apply(self: ReplicatedVariable, *args: object) -> Any:
-        return getattr(tf.convert_to_tensor(self), name)(*args)
-
-    return apply
-
-
-# Set in the class, where Python looks operators up: a `__getattr__` would not be asked for them.
-# == and != compare identity, as collections need.
-for _name in tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__"}:
-    setattr(ReplicatedVariable, _name, _operator(_name))
+add_operators(ReplicatedVariable, tf.convert_to_tensor)

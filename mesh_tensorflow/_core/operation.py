@@ -427,6 +427,21 @@ def with_inner_operations(operations: Iterable[Operation]) -> Iterator[Operation
         yield from with_inner_operations(op.inner_operations)
 
 
+def depending_on(sources: Iterable[Tensor], operations: Iterable[Operation]) -> set[Tensor]:
+    """Returns the Tensors that operations compute from others, and these.
+
+    Args:
+      sources: the others.
+      operations: Operations in the order of creation.
+    """
+    found = set(sources)
+    # In this order, inputs are decided upon before what reads them: one pass finds all.
+    for op in operations:
+        if any(x in found for x in op.inputs):
+            found.update(op.outputs)
+    return found
+
+
 def needed_operations(
     operations: Sequence[Operation], outputs: Sequence[Tensor]
 ) -> list[Operation]:

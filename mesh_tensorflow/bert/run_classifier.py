@@ -262,7 +262,9 @@ class MrpcProcessor(_TableProcessor):
 class MnliProcessor(_TableProcessor):
     """MultiNLI (Williams et al., 2018)."""
 
+    # In the order of TF BERT, by which its checkpoints have a row of weights for each label.
     _labels = ("contradiction", "entailment", "neutral")
+    # The label is the last column, before which files have different numbers of others.
     _train = _Split("train.tsv", "train", True, 8, 9, label=-1, guid=0)
     _dev = _Split("dev_matched.tsv", "dev_matched", True, 8, 9, label=-1, guid=0)
     _test = _Split("test_matched.tsv", "test", True, 8, 9, constant_label="contradiction", guid=0)

@@ -837,11 +837,11 @@ def validate_flags_or_throw(bert_config: BertConfig) -> None:
         if getattr(FLAGS, mode) and not getattr(FLAGS, name):
             raise ValueError(f"If `{mode}` is True, then `{name}` must be specified: --{name}=FILE")
     check_positions(bert_config, FLAGS.max_seq_length)
-    # [CLS] and two [SEP] besides the question, and at least one token of the paragraph.
-    if FLAGS.max_seq_length <= FLAGS.max_query_length + 3:
+    # Besides the question there is at least one token of the paragraph.
+    if FLAGS.max_seq_length <= FLAGS.max_query_length + _MARKS:
         raise ValueError(
             f"The max_seq_length ({FLAGS.max_seq_length}) must be greater than max_query_length "
-            f"({FLAGS.max_query_length}) + 3"
+            f"({FLAGS.max_query_length}) + {_MARKS}"
         )
 
 

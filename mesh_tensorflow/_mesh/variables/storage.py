@@ -454,17 +454,25 @@ def _key(process: int) -> str:
     return f"process_{process}" if process else _VARIABLE_VALUE
 
 
-def _operator(name: str) -> Callable:
-    def apply(self: WholeVariable, *args: object) -> Any:
-        return getattr(self.read_value(), name)(*args)
+def add_operators(cls: type, value_of: Callable[[Any], tf.Tensor]) -> None:
+    """Adds the operators of tf.Tensors to a class of variables.
 
-    return apply
+    Args:
+      cls: the class.
+      value_of: returns what an operator of a variable computes with.
+    """
+
+    def operator(name: str) -> Callable:
+        return lambda self, *args: getattr(value_of(self), name)(*args)
+
+    # Set in the class, where Python looks operators up: `__getattr__` is not asked for them.
+    # == and != compare identity, as collections need.
+    for name in tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__"}:
+        setattr(cls, name, operator(name))
 
 
-# Set in the class, where Python looks operators up: `__getattr__` is not asked for them.
-# == and != compare identity, as collections need.
-for _name in tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__"}:
-    setattr(WholeVariable, _name, _operator(_name))
+# By the method of the instance, which subclasses replace.
+add_operators(WholeVariable, lambda variable: variable.read_value())
 
 
 def _convert(

@@ -23,6 +23,7 @@ from mesh_tensorflow._core.operation import (
     PendingSums,
     Tensor,
     check_tensors,
+    depending_on,
     is_differentiable,
     is_of_package,
     with_inner_operations,
@@ -78,7 +79,7 @@ def gradients(
     operations = list(graph.operations if operations is None else operations)
     grad_ys = grad_ys or [None] * len(ys)
     # Without this, gradients of everything that `ys` depend on would be built, down to the inputs.
-    needed = _reached_from(xs, operations)
+    needed = depending_on(xs, [op for op in operations if op.has_gradient])
     # sums[x] = d(sum of ys) / dx, through those users of x that have been visited.
     sums: dict[Tensor, Tensor] = {}
     # Added and not set: a Tensor may be given twice among `ys`, and then counts twice.
@@ -115,16 +116,6 @@ def _check_arguments(ys: Sequence[Tensor], xs: Sequence[Tensor]) -> None:
     check_tensors("gradients: ys", ys)
     if not ys:
         raise ValueError("gradients: ys must be a list of at least one mtf.Tensor; it is empty")
-
-
-def _reached_from(xs: Sequence[Tensor], operations: Sequence[Operation]) -> set[Tensor]:
-    """Returns the Tensors that gradients flow through to `xs`."""
-    reached = set(xs)
-    # In the order of creation, inputs are decided upon before what reads them.
-    for op in operations:
-        if op.has_gradient and any(x in reached for x in op.inputs):
-            reached.update(op.outputs)
-    return reached
 
 
 def _accumulate(sums: dict[Tensor, Tensor], x: Tensor, dx: Tensor) -> None:

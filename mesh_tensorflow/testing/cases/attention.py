@@ -23,6 +23,7 @@ _QKVO = "qkvo:4 heads:4 io:8 kv:4"
 def _with_weights(weights, fn, *args, **kwargs):
     """Calls a layer with an input of the case in place of its variable, qkvo."""
     module = mtf.ops_with_redefined_builtins
+    # Halved, as logits of larger weights would leave a softmax with one position and no slope.
     with mock.patch.object(module, "get_variable", lambda *_, **__: weights * 0.5):
         return fn(*args, **kwargs)
 
@@ -101,6 +102,7 @@ def _local(x, qkvo, window, block):
 def _neighbors(a, axis, masked):
     """Extends blocks of an array [blocks, ...] by their neighbors along `axis`."""
     n = a.shape[0]
+    # Beyond the border are zeros, which attention without a mask sees.
     margins = _padded(a, 1, 1, axis=0)
     parts = [margins[:n], a] if masked else [margins[:n], a, margins[2:]]
     return np.concatenate(parts, axis)
@@ -118,6 +120,7 @@ def _blocks(x, qkvo, masked):
 def _around(a, masked):
     """Extends blocks of an array [h_blocks, w_blocks, h, w, ...] by those around them."""
     a = _neighbors(a, 2, masked)
+    # Of what has margins of rows already: so it has the corners, too.
     return np.moveaxis(_neighbors(np.moveaxis(a, 1, 0), 3, masked), 0, 1)
 
 

@@ -27,7 +27,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers as mtf_layers
 from mesh_tensorflow._core.errors import dims_text, divisors
-from mesh_tensorflow._core.operation import Operation, with_inner_operations
+from mesh_tensorflow._core.operation import Operation, depending_on, with_inner_operations
 from mesh_tensorflow._mesh.random_values import draws_its_seed
 from mesh_tensorflow.ops._random import RandomOperation
 from mesh_tensorflow.ops._variables.variable import full_variable_name
@@ -328,16 +328,6 @@ def _parts_of(x: Any) -> Optional[list[Any]]:
 def used(operations: Iterable[Operation]) -> set[mtf.Tensor]:
     """Returns all inputs of operations."""
     return {x for op in with_inner_operations(operations) for x in op.inputs}
-
-
-def depending_on(sources: Iterable[mtf.Tensor], operations: Iterable[Operation]) -> set[mtf.Tensor]:
-    """Returns the Tensors that operations compute from others, and these."""
-    # Operations are in the order in which they were made, so one pass finds all.
-    found = set(sources)
-    for op in operations:
-        if any(x in found for x in op.inputs):
-            found.update(op.outputs)
-    return found
 
 
 def check_stages_apart(operations: Iterable[Operation], stages: mtf.Dimension) -> None:
