@@ -264,6 +264,22 @@ def check_numbers(what: str, xs: Sequence[Tensor]) -> None:
             )
 
 
+def check_booleans(what: str, xs: Sequence[Tensor]) -> None:
+    """Checks that Tensors have booleans.
+
+    Raises:
+      WrongTypeError: one has numbers.
+    """
+    check_tensors(what, xs)
+    for x in xs:
+        if not x.dtype.is_bool:
+            raise WrongTypeError(
+                f"{what} is defined for booleans alone, and not for numbers, such as those of "
+                f"{tensors_text([x])}. Booleans are mtf.not_equal(x, 0), mtf.greater(x, 0), "
+                "mtf.cast(x, tf.bool)"
+            )
+
+
 def check_real(what: str, xs: Sequence[Tensor]) -> None:
     """Checks that Tensors have neither complex numbers nor booleans.
 
@@ -762,6 +778,11 @@ class Operation(metaclass=_LeavesNothingBehind):
           (names of all dimensions, an empty set).
         """
         return self._initialize_splittable_and_unsplittable_dims("splittable")
+
+    @property
+    def counts_on_slices(self) -> bool:
+        """Whether it may count on a slice for each processor: processors are not merged then."""
+        return not is_of_package(type(self))
 
     def needs_whole(self, mesh_impl: MeshImpl) -> Collection[str]:
         """Returns the names of the dimensions that it cannot work on parts of.

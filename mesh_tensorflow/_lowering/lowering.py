@@ -67,7 +67,6 @@ from mesh_tensorflow._core.operation import (
     PendingSums,
     Tensor,
     allreduces,
-    is_of_package,
     with_inner_operations,
 )
 from mesh_tensorflow._core.placement import collectives_of, inner_mesh_impl, moving
@@ -283,12 +282,12 @@ def warn_of_gather(
     )
 
 
-def all_of_package(operations: Iterable[Operation]) -> bool:
-    """Returns whether all operations, including inner ones, are of classes of this package.
+def fit_merged(operations: Iterable[Operation]) -> bool:
+    """Returns whether no operation, including inner ones, may count on each processor's slice.
 
-    Other classes may rely on a slice for each processor, so processors are not merged then.
+    Classes and functions of the user's may, so processors are not merged where there are such.
     """
-    return all(is_of_package(type(op)) for op in with_inner_operations(operations))
+    return not any(op.counts_on_slices for op in with_inner_operations(operations))
 
 
 def check_impls(mesh_to_impl: object) -> None:
@@ -505,10 +504,8 @@ class Lowering:
         self.graph = graph
         self.mesh_to_impl = mesh_to_impl
         self._tf_graph = None if tf.executing_eagerly() else tf.get_default_graph()
-        # An operation of the user's own may count on a slice for each processor, so its program
-        # keeps all processors.
-        known = all_of_package(graph.operations)
-        self._pairs = {mesh: MeshPair.of(impl, known) for mesh, impl in mesh_to_impl.items()}
+        merges = fit_merged(graph.operations)
+        self._pairs = {mesh: MeshPair.of(impl, merges) for mesh, impl in mesh_to_impl.items()}
         self.in_other_layout = False
         # Values with the numbers that padding has; with the values, so that no id is used again.
         self._fills: dict[tuple, tuple[LaidOutLike, Any]] = {}
@@ -779,12 +776,13 @@ class Lowering:
             # A loop saves what its gradient reads only if it is lowered after that was made.
             or not loops <= {*late, *self.loop_tapes}
             or any(isinstance(op, Variable) for op in late)
-            or (merged and not all_of_package(late))
+            or (merged and not fit_merged(late))
         ):
             raise NotInLoweringError(
                 f"{x.name} {x.shape} is not in this Lowering: it is a value inside of a loop, "
                 "belongs to another graph, or depends on a variable, on the gradient of a loop, or "
-                "on an operation of your own, that was made after it. Make the Lowering last"
+                "on an operation or a function of your own, that was made after it. Make the "
+                "Lowering last"
             )
         late.reverse()
         with within_program(self._tf_graph):

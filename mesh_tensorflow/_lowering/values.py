@@ -23,7 +23,7 @@ from mesh_tensorflow._core.errors import NoValueError, slip
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.operation import Cost, Operation, Tensor, bind_methods
 from mesh_tensorflow._core.placement import cost_of
-from mesh_tensorflow._lowering.lowering import Lowering, all_of_package, check_impls
+from mesh_tensorflow._lowering.lowering import Lowering, check_impls, fit_merged
 from mesh_tensorflow.ops._variables.variable import Variable
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 
@@ -51,7 +51,7 @@ class LookedAt(Lowering):
         # A Mesh of eager code need not have been given processors; values are the same on any.
         one_device = PlacementMeshImpl("", "", [""])
         self._begin(graph, {mesh: impl or one_device for mesh, impl in meshes.items()})
-        self.of_package = all_of_package(graph.operations)
+        self.may_merge = fit_merged(graph.operations)
         self._known = list(graph.operations[-1:])  # the last that `fits` has seen
         self._known_operations = len(graph.operations)
         # The values of variables that the values were computed with.
@@ -68,7 +68,7 @@ class LookedAt(Lowering):
         self._known, self._known_operations = list(operations[-1:]), len(operations)
         # Values so far may be on merged processors, which an operation of the user's own cannot
         # read.
-        if self.of_package and not all_of_package(new):
+        if self.may_merge and not fit_merged(new):
             return False
         all_chosen = all(op.mesh in self.chosen for op in new)
         return all_chosen and all(mesh.mesh_impl is impl for mesh, impl in self.chosen.items())

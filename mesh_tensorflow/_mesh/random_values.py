@@ -289,11 +289,7 @@ def _uniform(
     return tf.where_v2(tf.logical_and(value >= high, low < high), low, value)
 
 
-def _uniform_int(
-    bits_fn: Callable, dtype: tf.DType, minval: Number, maxval: Optional[Number]
-) -> tf.Tensor:
-    if maxval is None:
-        raise ValueError(f"random_uniform of {dtype.name} needs maxval: pass maxval=n for 0 .. n-1")
+def _uniform_int(bits_fn: Callable, dtype: tf.DType, minval: Number, maxval: Number) -> tf.Tensor:
     known = not tf.is_tensor(minval) and not tf.is_tensor(maxval)
     if known and int(maxval) - int(minval) >= 2**63:
         return _uniform_wide(bits_fn, dtype, minval, maxval)
@@ -398,6 +394,24 @@ def is_known(tf_fn: Callable) -> bool:
     return id(tf_fn) in _DISTRIBUTIONS
 
 
+def check_arguments(tf_fn: Callable, kwargs: Mapping[str, Any]) -> None:
+    """Checks the keyword arguments of a function that `random_slice` supports.
+
+    Raises:
+      ValueError: there is one that it does not take, or integers have no end.
+    """
+    parameters = _DISTRIBUTIONS[id(tf_fn)][1]
+    unknown = set(kwargs) - {"dtype", "seed", "name", *parameters}
+    if unknown:
+        raise ValueError(
+            f"{tf_fn.__name__} does not take {', '.join(sorted(unknown))}; it takes dtype, seed, "
+            f"{', '.join(parameters)}"
+        )
+    dtype = tf.as_dtype(kwargs.get("dtype", tf.float32))
+    if tf_fn is tf.random.uniform and dtype.is_integer and kwargs.get("maxval") is None:
+        raise ValueError(f"random_uniform of {dtype.name} needs maxval: pass maxval=n for 0 .. n-1")
+
+
 def random_slice(
     key: tf.Tensor,
     sizes: Sequence[int],
@@ -417,15 +431,11 @@ def random_slice(
       kwargs: its keyword arguments: dtype and the parameters of the distribution.
 
     Raises:
-      ValueError: an unknown keyword argument.
+      ValueError: arguments are wrong; see `check_arguments`.
     """
+    # Of an operation of the user's own; `RandomOperation` asks where it is made.
+    check_arguments(tf_fn, kwargs)
     generator, parameters = _DISTRIBUTIONS[id(tf_fn)]
-    unknown = set(kwargs) - {"dtype", "seed", "name", *parameters}
-    if unknown:
-        raise ValueError(
-            f"{tf_fn.__name__} does not take {', '.join(sorted(unknown))}; it takes dtype, seed, "
-            f"{', '.join(parameters)}"
-        )
     dtype = tf.as_dtype(kwargs.get("dtype", tf.float32))
     count = int(np.prod(slice_sizes, dtype=np.int64))
     index = _element_index(sizes, begin, slice_sizes)

@@ -88,10 +88,11 @@ class Lora:
           ValueError: it is no such text, or the model has no such part.
         """
         match = re.fullmatch(r"([\w,]+):([1-9]\d*)(?::(\d+(?:\.\d+)?))?", text.replace(" ", ""))
-        if match is None:
+        # With an alpha of 0 adapters add nothing, and nothing is learned.
+        if match is None or (match[3] and not float(match[3])):
             raise ValueError(
                 f"lora={text!r} is no list of parts with a rank, such as 'q,v:8', and perhaps "
-                "alpha, as in 'q,v:8:16'"
+                "alpha above 0, as in 'q,v:8:16'"
             )
         parts, rank = match[1].split(","), int(match[2])
         known = {part for weight in form.weights if (part := _part_of(weight))}

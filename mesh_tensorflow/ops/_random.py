@@ -45,6 +45,8 @@ class RandomOperation(Operation):
                 f"random values of dtype {dtype.name}: of complex numbers the parts are random. "
                 "Write mtf.complex(mtf.random_normal(...), mtf.random_normal(...))"
             )
+        if random_values.is_known(tf_fn):
+            random_values.check_arguments(tf_fn, kwargs)
         super().__init__([], mesh=mesh, name=kwargs.get("name") or "random")
         self._tf_fn = tf_fn
         self._kwargs = {key: value for key, value in kwargs.items() if key != "name"}

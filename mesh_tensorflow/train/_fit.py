@@ -7,13 +7,14 @@ import dataclasses
 import functools
 import io
 import itertools
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional, TypeVar, Union, cast
 
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._calls import arguments_of, names_taken
-from mesh_tensorflow._core.errors import check_whole, did_you_mean, is_whole, slip
+from mesh_tensorflow._core.errors import check_whole, did_you_mean, is_real, is_whole, slip
 from mesh_tensorflow._core.layout import LayoutLike
 from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -139,6 +140,7 @@ def learning_rate_of(rate: Any) -> Any:
 
     Raises:
       TypeError: it is something else.
+      ValueError: it is NaN or infinite.
     """
     if rate is None or callable(rate):
         return rate
@@ -148,7 +150,13 @@ def learning_rate_of(rate: Any) -> Any:
             f"{type(rate).__name__}. Give for instance 0.1, or mtf.schedules.cosine(...)"
         )
     # The program is built in a graph, which cannot use a tensor of eager code.
-    return float(rate) if hasattr(rate, "numpy") else rate
+    rate = float(rate) if hasattr(rate, "numpy") else rate
+    if is_real(rate) and not math.isfinite(rate):
+        raise ValueError(
+            f"fit: learning_rate={rate!r} is no finite number: one step would make all weights "
+            "NaN. Give for instance 0.1"
+        )
+    return rate
 
 
 def check_callbacks(callbacks: Any, logdir: Optional[str]) -> list[Callback]:

@@ -30,6 +30,11 @@ BUILD = {
     # control
     "gradients_none": (lambda w: mtf.gradients([None], [w.x]), V, "ys: input None is a NoneType"),
     "gradients_tensor": (lambda w: mtf.gradients(w.x, [w.x]), V, "ys must be a list .*not Tensor"),
+    "gradients_of_too_many": (
+        lambda w: mtf.gradients([w.x], [w.x], [w.x, None]),
+        V,
+        r"gradients: grad_ys has 2 gradients for 1 Tensor of ys\. Give one for each, None for ones",
+    ),
     "gradients_nothing": (lambda w: mtf.gradients([], [w.x]), V, "at least one mtf.Tensor"),
     "while_nothing": (lambda w: mtf.while_loop(None, None, []), V, "at least one loop variable"),
     "while_count": (

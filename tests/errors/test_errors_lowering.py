@@ -35,17 +35,22 @@ LOWER = {
         "a:x,a:y",
         r"a=8 maps to multiple mesh dimensions x=2, y=2.*; a:x\+y splits it over all of them",
     ),
-    "random_int": (
-        lambda w: mtf.random_uniform(w.mesh, [A], dtype=tf.int32),
+    "results_of_a_function": (
+        lambda w: mtf.slicewise(
+            lambda t: [t, t], [w.x], [w.x.shape, w.x.shape], [tf.float32, tf.int32]
+        ),
         "x:2",
         "",
-        "needs maxval",
+        r"slicewise: for its outputs slicewise:0 Shape\[a=8, b=16\] float32; slicewise:1 "
+        r"Shape\[a=8, b=16\] int32 the function must return a tuple of 2 tf.Tensors, and it "
+        r"returned list",
     ),
-    "random_argument": (
-        lambda w: mtf.random_uniform(w.mesh, [A], mean=1.0),
+    "result_of_an_elementwise_function": (
+        lambda w: mtf.cwise(lambda t: (t, None), [w.x], name="mine"),
         "x:2",
         "",
-        r"random_uniform does not take mean; it takes dtype, seed, minval, maxval",
+        r"mine: for its output mine:0 Shape\[a=8, b=16\] float32 the function must return a "
+        r"tf.Tensor, and it returned \(\w*Tensor, NoneType\)",
     ),
 }
 

@@ -96,6 +96,51 @@ BUILD = {
             ]
         )
     },
+    **{
+        f"{name}_of_numbers": (
+            call,
+            T,
+            rf"^{what} is defined for booleans alone, and not for numbers, such as those of "
+            r"import:0 Shape.* float32\. .*mtf\.not_equal\(x, 0\)",
+        )
+        for name, what, call in [
+            ("logical_not", "logical_not", lambda w: mtf.logical_not(w.x)),
+            ("logical_and", "logical_and", lambda w: mtf.logical_and(w.x, w.m)),
+            ("logical_or", "logical_or", lambda w: mtf.logical_or(w.m, w.x)),
+            ("where", "where: the condition", lambda w: mtf.where(w.x, w.x, 0.0)),
+        ]
+    },
+    "random_integers": (
+        lambda w: mtf.random_uniform(w.mesh, [A], dtype=tf.int32),
+        V,
+        r"random_uniform of int32 needs maxval: pass maxval=n for 0 \.\. n-1",
+    ),
+    "random_argument": (
+        lambda w: mtf.random_uniform(w.mesh, [A], mean=1.0),
+        V,
+        r"random_uniform does not take mean; it takes dtype, seed, minval, maxval",
+    ),
+    "looked_up_booleans": (
+        lambda w: mtf.GatherOperation(w.m, w.i, B, mtf.Shape([A])),
+        T,
+        r"gather is not defined for booleans",
+    ),
+    "looked_up_by_fractions": (
+        lambda w: mtf.GatherOperation(w.y, w.x, B, mtf.Shape([A, C])),
+        T,
+        r"gather: indices are int32 or int64, and not import:0 .* float32\. Write mtf\.to_int32",
+    ),
+    "looked_up_in_another_shape": (
+        lambda w: mtf.GatherOperation(w.y, w.i, B, mtf.Shape([C])),
+        V,
+        r"gather: output_shape Shape\[c=24\] must have each dimension of the indices "
+        r"Shape\[a=8\] and each of the table but b=16, Shape\[c=24\], once",
+    ),
+    "looked_up_with_a_shared_dimension": (
+        lambda w: mtf.GatherOperation(w.x, w.i, B, mtf.Shape([A])),
+        V,
+        r"once\. mtf\.gather takes indices that share dimensions with the table",
+    ),
     "cross_entropy_of_integers": (
         After(
             lambda w: mtf.argmax(w.i, A),

@@ -1,10 +1,13 @@
 """Functions of TensorFlow applied slice by slice: what is a slip."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 
 
 def test_cwise_of_permuted_inputs_is_a_slip():
@@ -29,3 +32,106 @@ def test_an_output_shape_of_pairs():
     x = mtf.ones(mtf.Mesh(mtf.Graph(), "mesh"), "a:4,b:6")
     y = mtf.slicewise(lambda t: t[:, :3], [x], output_shape=[("a", 4), ("c", 3)])
     assert y.shape.to_string == "Shape[a=4, c=3]"
+
+
+def _blocks_of_slices(x, b, fx, fy):
+    """Takes the only block of each slice: published programs make images of blocks so."""
+    dims = [*x.shape.dims[1:3], fx, fy]
+    return mtf.slicewise(lambda t: t[:, 0, 0], [x], [b, fx, fy], splittable_dims=dims)
+
+
+OF_SLICES = {
+    "blocks": _blocks_of_slices,
+    "sizes": lambda x, *_: mtf.slicewise(
+        lambda t: t * 0 + t.shape[1], [x], splittable_dims=x.shape.dims[1:3]
+    ),
+    "places": lambda x, *_: mtf.slicewise(
+        functools.partial(lambda n, t: t - t[:, :n, :n], 1), [x], splittable_dims=x.shape.dims[1:3]
+    ),
+}
+
+
+@pytest.mark.parametrize("in_loop", [False, True])
+@pytest.mark.parametrize("name", OF_SLICES)
+@pytest.mark.parametrize("device", ["cpu:0", ""])
+def test_a_users_function_gets_the_slice_of_each_processor(name, device, in_loop):
+    """Also where all processors are on one device."""
+    b, nx, ny, sx, sy, fx, fy = mtf.convert_to_shape("b:1,nx:2,ny:2,sx:3,sy:3,fx:6,fy:6").dims
+    numbers = np.arange(36, dtype=np.float32).reshape(1, 2, 2, 3, 3)
+    expected = {
+        "blocks": numbers.transpose(0, 1, 3, 2, 4).reshape(1, 6, 6),
+        "sizes": np.ones_like(numbers),
+        "places": np.zeros_like(numbers),
+    }[name]
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        x = mtf.import_tf_tensor(mesh, numbers, [b, nx, ny, sx, sy])
+        y = OF_SLICES[name](x, b, fx, fy)
+        if in_loop:
+            # Within a loop, whose operations count too.
+            zero = mtf.constant(mesh, 0, dtype=tf.int32)
+            _, y = mtf.while_loop(
+                lambda i, _: mtf.less(i, 1),
+                lambda i, _: [i + 1, OF_SLICES[name](x, b, fx, fy)],
+                [zero, mtf.zeros(mesh, y.shape)],
+            )
+        layout = "nx:row,ny:col" + ",fx:row,fy:col" * (name == "blocks")
+        impl = PlacementMeshImpl("row:2,col:2", layout, [device] * 4)
+        value = mtf.Lowering(graph, {mesh: impl}).export_to_tf_tensor(y)
+        with tf.Session() as session:
+            np.testing.assert_array_equal(session.run(value), expected)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: mtf.slicewise(tf.sort, [x], splittable_dims=x.shape.dims[:1]),
+        lambda x: mtf.cwise(lambda t: t * 2.0, [x]),
+        lambda x: mtf.cumsum(mtf.dropout(x, rate=0.5), x.shape.dims[0]),
+    ],
+)
+def test_functions_of_any_part_are_called_once_for_merged_processors(make):
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        y = make(mtf.ones(mesh, "a:4,b:6"))
+        lowering = mtf.Lowering(graph, {mesh: PlacementMeshImpl("x:2", "a:x", ["cpu:0"] * 2)})
+        assert len(lowering.tensors[y].to_laid_out_tensor().tensor_list) == 1
+
+
+def test_a_result_of_another_dtype_than_declared_is_a_slip():
+    """A published program declares floating indices, and differentiates what it does with them."""
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        x = mtf.import_tf_tensor(mesh, np.array([[2.5, 0.5], [1.5, 1.5]], np.float32), "a:2,b:2")
+        at, part = mtf.slicewise(
+            lambda t: (tf.cast(t, tf.int32), t - tf.floor(t)),
+            [x],
+            [x.shape, x.shape],
+            [tf.float32, tf.float32],
+            splittable_dims=x.shape.dims,
+        )
+        rows = mtf.slicewise(
+            lambda i, p: tf.gather(tf.constant([1.0, 10.0, 100.0]), i) * p,
+            [at, part],
+            splittable_dims=x.shape.dims,
+        )
+        [dx] = mtf.gradients([mtf.reduce_sum(rows)], [x])
+        impl = PlacementMeshImpl("x:2", "a:x", ["cpu:0"] * 2)
+        with pytest.warns(
+            mtf.MeshTensorFlowWarning, match=r"slicewise: the function returns int32"
+        ):
+            lowering = mtf.Lowering(graph, {mesh: impl})
+        with tf.Session() as session:
+            found = session.run([lowering.export_to_tf_tensor(t) for t in (rows, dx)])
+        np.testing.assert_allclose(found[0], [[50.0, 0.5], [5.0, 5.0]])
+        np.testing.assert_allclose(found[1], [[100.0, 1.0], [10.0, 10.0]])
+        text = (
+            r"returns int32 for slicewise:0 Shape\[a=2, b=2\], which was declared as float32\. "
+            r"Operations and gradients go by what was declared: give output_dtype=tf\.int32, or "
+            r"let the function return tf\.cast\(y, tf\.float32\)"
+        )
+        with mtf.strict(), pytest.raises(ValueError, match=text):
+            mtf.Lowering(graph, {mesh: impl})

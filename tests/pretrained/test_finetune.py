@@ -230,6 +230,8 @@ def test_it_learns_what_it_is_asked():
     "options, text",
     [
         ({"lora": "q,v"}, "lora='q,v' is no list of parts with a rank, such as 'q,v:8'"),
+        ({"lora": "q:8:0.0"}, "lora='q:8:0.0' is no list .* alpha above 0, as in 'q,v:8:16'"),
+        ({"learning_rate": float("nan")}, "fit: learning_rate=nan is no finite number: one step"),
         ({"lora": "runs/adapters"}, "lora='runs/adapters' is no folder of adapters"),
         ({"lora": "q,up:8"}, "the model has no up; it has k, o, q, v, wi_0, wi_1, wo"),
         ({"save_adapters": "x"}, "save_adapters is for adapters; give lora"),

@@ -156,6 +156,30 @@ def test_what_is_finished_of_several_checkpoints_is_kept(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "out-3", "out-5"]
 
 
+def test_a_decode_that_waits_for_checkpoints_leaves_no_parts_of_finished_files(tmp_path):
+    def saved(step):
+        path = tmp_path / "model" / f"model.ckpt-{step}"
+        path.parent.mkdir(exist_ok=True)
+        path.with_name(f"{path.name}.index").write_text("weights")
+        tf.train.update_checkpoint_state(str(path.parent), str(path))
+
+    def decode_fn(estimator, checkpoint_path, **kwargs):
+        arguments = (Numbers(), "lm", 8, 4, checkpoint_path, str(tmp_path / "in"))
+        utils.decode_from_file(estimator, *arguments, str(tmp_path / "out"))
+        found.append(sorted(p.name for p in tmp_path.iterdir()))
+        saved(5)
+        if len(found) == 2:
+            raise KeyboardInterrupt
+
+    (tmp_path / "in").write_text("5\n" * 100)
+    saved(3)
+    found = []
+    arguments = (Numbers(), 4, 8, "lm", str(tmp_path / "model"), None)
+    with pytest.raises(KeyboardInterrupt):
+        utils.infer_model(Dying(tmp_path, 1000), *arguments, decode_fn=decode_fn)
+    assert found == [["in", "model", "out-3"], ["in", "model", "out-3", "out-5"]]
+
+
 @pytest.mark.slow
 def test_a_decode_of_data_sets_goes_on_where_it_was(tmp_path):
     def examples(sequence_length):

@@ -30,6 +30,7 @@ from mesh_tensorflow._core.operation import (
 )
 from mesh_tensorflow._core.shape import Dimension, Shape, convert_to_shape
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl, is_pending, summands_of
+from mesh_tensorflow._units import counted
 from mesh_tensorflow.ops._control.control import external_inputs
 from mesh_tensorflow.ops._control.while_loop import WhileLoopOperation
 from mesh_tensorflow.ops._source import Constant
@@ -74,7 +75,7 @@ def gradients(
       ValueError: `ys` or `xs` are not lists of Tensors, or a gradient has another shape than its
         Tensor.
     """
-    _check_arguments(ys, xs)
+    _check_arguments(ys, xs, grad_ys)
     graph = ys[0].graph
     operations = list(graph.operations if operations is None else operations)
     grad_ys = grad_ys or [None] * len(ys)
@@ -109,13 +110,20 @@ def gradients(
     return [sums.get(x) for x in xs]
 
 
-def _check_arguments(ys: Sequence[Tensor], xs: Sequence[Tensor]) -> None:
+def _check_arguments(
+    ys: Sequence[Tensor], xs: Sequence[Tensor], grad_ys: Optional[Sequence[Any]]
+) -> None:
     for what, given in (("ys", ys), ("xs", xs)):
         if isinstance(given, Tensor) or not isinstance(given, Iterable):
             raise ValueError(f"gradients: {what} must be a list of mtf.Tensors, not {given!r}")
     check_tensors("gradients: ys", ys)
     if not ys:
         raise ValueError("gradients: ys must be a list of at least one mtf.Tensor; it is empty")
+    if grad_ys and len(grad_ys) != len(ys):
+        raise ValueError(
+            f"gradients: grad_ys has {counted(len(grad_ys), 'gradient')} for "
+            f"{counted(len(ys), 'Tensor')} of ys. Give one for each, None for ones"
+        )
 
 
 def _accumulate(sums: dict[Tensor, Tensor], x: Tensor, dx: Tensor) -> None:

@@ -19,6 +19,7 @@ from mesh_tensorflow._core.operation import (
     PartialSums,
     PendingSums,
     Tensor,
+    check_booleans,
     check_numbers,
     check_real,
     check_tensors,
@@ -518,6 +519,8 @@ def binary_op_with_broadcasting(
     x1, x2 = binary_arguments_to_tensors(x1, x2, what)
     if tf_fn in _OF_REAL:
         check_real(_OF_REAL[tf_fn], [x1, x2])
+    if tf_fn in (tf.logical_and, tf.logical_or):
+        check_booleans(what, [x1, x2])
     return BinaryOpWithBroadcasting(
         tf_fn, x1, x2, output_shape, x1.dtype if output_dtype is None else output_dtype
     ).outputs[0]
@@ -838,6 +841,7 @@ def where(
             "object; mtf.equal(x, y) and mtf.not_equal(x, y) compare their values"
         )
     check_tensors("where", [condition, if_true])
+    check_booleans("where: the condition", [condition])
     # Products and sums are of numbers.
     if if_true.dtype.is_bool:
         other = mtf.to_int32(if_false) if isinstance(if_false, Tensor) else if_false

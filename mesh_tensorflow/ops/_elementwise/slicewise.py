@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
 
@@ -58,15 +59,31 @@ def complex_dtype(what: str, x: Tensor) -> tf.DType:
     return _COMPLEX[x.dtype]
 
 
+# Whose functions work on any part of what may be split, and on several parts at once.
+_LIBRARIES = ("mesh_tensorflow.", "tensorflow.")
+
+
+def _is_of_library(fn: Any) -> bool:
+    """Returns whether a function is one of TensorFlow or of this package."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return (getattr(fn, "__module__", None) or "").startswith(_LIBRARIES)
+
+
 class SlicewiseOperation(Operation):
     """Applies a TensorFlow function to the slices of each processor.
 
     This is correct only if the function works on the parts of a split dimension independently, so
     only dimensions declared splittable may be split.
+
+    Attributes:
+      is_elementwise: whether each element of a result depends on the same element of the first
+        input, and on numbers beside it.
     """
 
     works_by_name = True
     takes_padding = True
+    is_elementwise = False
 
     def __init__(
         self,
@@ -113,9 +130,44 @@ class SlicewiseOperation(Operation):
             return self._grad_function(self, *grad_ys)
         return GenericGradOperation(self, grad_ys).outputs
 
+    @property
+    def counts_on_slices(self) -> bool:
+        """Whether processors must not be merged: it has a function of the user's own.
+
+        Published programs take the only block of a slice, as in `x[:, 0, 0, 0]`, read sizes of
+        slices, or number what is in one: of the joint slice of two processors that is another.
+        """
+        own = not self.is_elementwise and not _is_of_library(self._tf_fn)
+        return own or super().counts_on_slices
+
     def lower(self, lowering: Lowering) -> None:
         """Applies the TensorFlow function to each slice."""
-        self._lower_slices(lowering, self._tf_fn)
+        self._lower_slices(lowering, self._checked_results)
+
+    def _checked_results(self, *slices: tf.Tensor) -> Any:
+        """Returns what the function returns for slices, which is as was declared."""
+        results = self._tf_fn(*slices)
+        given, ys = results if isinstance(results, tuple) else (results,), self._outputs
+        if len(given) != len(ys) or not all(tf.is_tensor(y) for y in given):
+            expected = "a tf.Tensor" if len(ys) == 1 else f"a tuple of {len(ys)} tf.Tensors"
+            kinds = ", ".join(type(y).__name__ for y in given)
+            got = f"({kinds})" if isinstance(results, tuple) else kinds
+            raise WrongTypeError(
+                f"{self.name}: for its {'output' if len(ys) == 1 else 'outputs'} "
+                f"{tensors_text(ys)} the function must return {expected}, and it returned {got}"
+            )
+        for y, value in zip(ys, given):
+            if value.dtype.base_dtype != y.dtype:
+                # Not an error: published programs declare floating numbers for indices, and only
+                # give them to other functions of TensorFlow.
+                slip(
+                    f"{self.name}: the function returns {value.dtype.base_dtype.name} for {y.name} "
+                    f"{y.shape}, which was declared as {y.dtype.name}. Operations and gradients go "
+                    f"by what was declared: give output_dtype=tf.{value.dtype.base_dtype.name}, or "
+                    f"let the function return tf.cast(y, tf.{y.dtype.name})",
+                    key=f"dtype of results/{self.name}",
+                )
+        return results
 
 
 class GenericGradOperation(Operation):
@@ -359,7 +411,7 @@ def cwise(
                 f"{xs[0].shape} in another order, and the function sees them side by side by "
                 f"position, not by name. Give mtf.transpose({x.name}, {xs[0].shape})"
             )
-    return slicewise(
+    y = slicewise(
         tf_fn,
         xs,
         output_dtype=output_dtype,
@@ -367,3 +419,5 @@ def cwise(
         grad_function=grad_function,
         name=name or "cwise",
     )
+    y.operation.is_elementwise = True
+    return y

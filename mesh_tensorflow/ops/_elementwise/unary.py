@@ -18,6 +18,7 @@ from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.operation import (
     Operation,
     Tensor,
+    check_booleans,
     check_fractions,
     check_numbers,
     check_real,
@@ -391,6 +392,7 @@ def logical_not(x: Tensor, name: Optional[str] = "logical_not") -> Tensor:
     >>> print(mtf.logical_not(x).numpy())
     [False  True]
     """
+    check_booleans("logical_not", [x])
     return cwise(tf.logical_not, [x], name=name)
 
 

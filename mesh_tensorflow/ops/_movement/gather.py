@@ -7,18 +7,21 @@ from typing import TYPE_CHECKING, Optional
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._core.errors import WrongTypeError, dims_text, tensors_text
 from mesh_tensorflow._core.layout import uneven_names
 from mesh_tensorflow._core.operation import (
     Cost,
     LaidOutLike,
     Operation,
     Tensor,
+    check_numbers,
+    check_tensors,
     gradient_of_output,
 )
 from mesh_tensorflow._core.shape import Dimension, Shape, single_axes
 from mesh_tensorflow._mesh.mesh_impl import LaidOutTensor, LazyAllreduceSum, MeshImpl
 from mesh_tensorflow._mesh.slice_functions import add_entries, constant, within_part
-from mesh_tensorflow.ops._source import coordinate_along
+from mesh_tensorflow.ops._source import check_dimension, coordinate_along
 
 if TYPE_CHECKING:
     from mesh_tensorflow._lowering.lowering import Lowering
@@ -41,6 +44,27 @@ def is_worthwhile(weights: Tensor, indices: Tensor, dim: Dimension, output_shape
     names = [d.name for d in [dim, *dims]]
     known = weights.dtype.is_floating and indices.dtype in (tf.int32, tf.int64)
     return known and apart and len(set(names)) == len(names) and weights.shape.size >= _LARGE
+
+
+def _check_lookup(
+    what: str, weights: Tensor, indices: Tensor, dim: Dimension, output_shape: Shape
+) -> None:
+    """Checks the arguments of a GatherOperation, which takes less than `mtf.gather`."""
+    check_numbers(what, [weights])
+    check_tensors(what, [indices])
+    if indices.dtype not in (tf.int32, tf.int64):
+        raise WrongTypeError(
+            f"{what}: indices are int32 or int64, and not {tensors_text([indices])}. Write "
+            "mtf.to_int32(indices)"
+        )
+    check_dimension(what, weights, dim)
+    rest = weights.shape - dim
+    if sorted([*indices.shape, *rest]) != sorted(output_shape):
+        raise ValueError(
+            f"{what}: output_shape {output_shape} must have each dimension of the indices "
+            f"{indices.shape} and each of the table but {dims_text([dim])}, {rest}, once. "
+            "mtf.gather takes indices that share dimensions with the table"
+        )
 
 
 class _AlongTable(Operation):
@@ -85,6 +109,7 @@ class GatherOperation(_AlongTable):
           output_shape: a Shape with the dimensions of both except `dim`, in any order.
           name: a string or None.
         """
+        _check_lookup(name or "gather", weights, indices, dim, output_shape)
         super().__init__([weights, indices], name=name or "gather")
         self._dim = dim
         self._outputs = [Tensor(self, output_shape, weights.dtype)]

@@ -502,8 +502,10 @@ def infer_model(
       decode_fn: the function to call for each.
     """
     paths = checkpoint_paths or get_checkpoint_iterator(eval_checkpoint_step, model_dir)
-    # Around all checkpoints: a run that is killed does not decode with the first ones again.
-    with finishing_together():
+    # Around all checkpoints: a run that is killed does not decode with the first ones again. Where
+    # it waits for new ones without an end, parts of finished files would never be removed.
+    endless = not checkpoint_paths and eval_checkpoint_step is None
+    with contextlib.nullcontext() if endless else finishing_together():
         for path in paths:
             decode_fn(
                 estimator,
