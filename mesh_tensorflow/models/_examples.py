@@ -130,9 +130,9 @@ def _read(examples: Examples) -> Iterator[tuple[str, Any]]:
                 raise ValueError(f"examples: {name}, line {i} is no JSON: {error}") from error
 
 
-def _is_finite(value: object) -> bool:
-    # As float32, which they become.
-    return isinstance(value, numbers.Real) and abs(value) <= _LARGEST  # type: ignore[operator]
+def _is_weight(value: object) -> bool:
+    # Finite as float32, which they become; with one below 0, an id would be unlearned without end.
+    return isinstance(value, numbers.Real) and 0 <= value <= _LARGEST  # type: ignore[operator]
 
 
 def _is_id(value: object) -> bool:
@@ -144,7 +144,7 @@ def _numbers(where: str, name: str, given: Any, is_right: Callable[[object], boo
     found = list(given) if isinstance(given, Iterable) else [given]
     wrong = [x for x in found if not is_right(x)]
     if wrong or not isinstance(given, Iterable):
-        kind = "ints" if name == "ids" else "finite numbers"
+        kind = "ints" if name == "ids" else "finite numbers from 0 on"
         raise ValueError(
             f"examples: {where} has {name} that are no list of {kind}, such as "
             f"{(wrong or [given])[0]!r}"
@@ -185,7 +185,7 @@ def _example_of(
     fields = set(example) if isinstance(example, Mapping) else set()
     if fields in ({"ids"}, {"ids", "weights"}):
         ids = _numbers(where, "ids", example["ids"], _is_id)
-        weights = _numbers(where, "weights", example.get("weights", [1] * len(ids)), _is_finite)
+        weights = _numbers(where, "weights", example.get("weights", [1] * len(ids)), _is_weight)
         if len(weights) != len(ids):
             raise ValueError(f"examples: {where} has {len(ids)} ids, but {len(weights)} weights")
         return _not_empty(where, _Example([int(i) for i in ids], [float(x) for x in weights]))
@@ -240,7 +240,7 @@ def _question_of(where: str, example: Any) -> tuple[Any, Any]:
             return before, _text(where, "content", last.get("content"))
     if fields == {"ids", "weights"}:
         ids = _numbers(where, "ids", example["ids"], _is_id)
-        weights = _numbers(where, "weights", example["weights"], _is_finite)
+        weights = _numbers(where, "weights", example["weights"], _is_weight)
         # The answer is the last run of ids with a weight: earlier turns may have weights, too.
         begin = len(ids)
         while begin and weights[begin - 1]:

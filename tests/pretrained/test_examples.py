@@ -174,6 +174,10 @@ def test_what_is_too_long_is_cut():
         ([{"ids": [1, -1]}], "has the id -1, which is not in the vocabulary"),
         ([{"ids": [1, 2], "weights": [0, float("nan")]}], "has weights that are no .* such as nan"),
         ([{"ids": [1]}, {"ids": [1, 2], "weights": [1, 0]}], "the list has no id to learn: those"),
+        (
+            [{"ids": [1, 2], "weights": [1, -1]}],
+            "weights that are no list of finite numbers from 0 .*-1",
+        ),
         ([{"ids": [1, 2], "weights": [0, 1e39]}], r"has weights that are no .* such as 1e\+39"),
     ],
 )
