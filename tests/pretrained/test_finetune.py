@@ -307,6 +307,13 @@ def test_it_learns_what_it_is_asked():
         ({"lora": "runs/adapters"}, "lora='runs/adapters' is no folder of adapters"),
         ({"lora": "q,up:8"}, "the model has no up; it has k, o, q, v, wi_0, wi_1, wo"),
         ({"save_adapters": "x"}, "save_adapters is for adapters; give lora"),
+        ({"lora": "q:2", "save_adapters": 5}, "save_adapters=5 is no path of a folder"),
+        # Nothing is allocated for them before.
+        (
+            {"lora": "q:1000000000000"},
+            "has rank 1000000000000, and no kernel needs more than 65536",
+        ),
+        ({"length": 10**12}, "examples: length=1000000000000 must be 10000000 or less"),
         ({"lora": "q:2", "freeze": "a"}, "leave freeze out"),
         ({"freeze": "decoder"}, "freeze='decoder' is found in none of the names of the weights"),
         ({"freeze": ""}, "freeze='' is found in all of the names"),

@@ -669,6 +669,10 @@ def test_mistakes(tmp_path):
     ]:  # fmt: skip
         with pytest.raises(ValueError, match=text):
             model.generate(prompts)
+    # Nothing is allocated for them before.
+    for name, most in [("max_new_tokens", 10**7), ("num_beams", 10**4)]:
+        with pytest.raises(ValueError, match=f"{name}=1000000000000 must be {most} or less"):
+            model.generate([[1]], **{name: 10**12})
     with pytest.raises(ValueError, match="max_new_tokens=0 must be an integer of at least 1"):
         model.generate([[1]], max_new_tokens=0)
     with pytest.raises(ValueError, match="rows of one id predict nothing"):
