@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
 
@@ -46,13 +47,14 @@ _FIELDS = {
 }
 # What is computed in no family, where its field says something else.
 _MUST_BE: dict[str, Any] = {
-    "mlp_bias": False,
     "lm_head_bias": False,
     "rope_interleaved": False,
     "full_attn_mod": 1,
     "interpolate_factor": 1,
 }
 _EMBEDDING = "transformer/embedding"
+# Rotary positions have tables of half of them, which are made before any weight is looked at.
+_MOST_CHANNELS = 65_536  # of a head
 _WINDOW, _WHOLE = "sliding_attention", "full_attention"  # the types of layers
 
 
@@ -179,7 +181,10 @@ class Decoder:
         Raises:
           ValueError: a field is missing, or has a value that no family knows.
         """
-        for name, value in _MUST_BE.items():
+        must_be = dict(_MUST_BE)
+        if "ff_biases" not in options:  # else the family has looked at it, or has no such field
+            must_be["mlp_bias"] = False
+        for name, value in must_be.items():
             config.must_be(name, value)
         config.get("is_decoder")  # they are, whatever it says
         named = {**_FIELDS, **(fields or {})}
@@ -651,18 +656,25 @@ def windows_of(config: Config, size: int, usual: Callable[[int], bool]) -> list[
     return [sizes[name] for name in types]
 
 
-def rotary_of(config: Config, key_size: int, window: int = 0, **options: Any) -> RotaryEmbedding:
+def rotary_of(
+    config: Config, key_size: int, window: int = 0, partial: bool = False
+) -> RotaryEmbedding:
     """Returns the rotary positions that config.json describes.
 
     Args:
       config: a Config.
       key_size: the number of channels of a head.
       window: that of the blocks that have them, as some families' windows have others.
-      **options: further arguments of RotaryEmbedding.
+      partial: whether the family knows positions that turn a part of the channels.
 
     Raises:
       ValueError: they are of a kind that is not known, or a number is none.
     """
+    if key_size > _MOST_CHANNELS:
+        raise ValueError(
+            f"{config.path}: config.json has heads of {key_size} channels, by head_dim or "
+            f"hidden_size, and no model has more than {_MOST_CHANNELS}"
+        )
     # Since release 5 of transformers one field has the base, the share of channels and the
     # scaling; before, each had one.
     parameters, scaling = (_object(config, name) for name in ("rope_parameters", "rope_scaling"))
@@ -681,8 +693,13 @@ def rotary_of(config: Config, key_size: int, window: int = 0, **options: Any) ->
         base = next(x for x in (numbers.pop("rope_theta", None), base, 10000.0) if x is not None)
         own = numbers.pop("partial_rotary_factor", None)
         fraction = next((x for x in (own, fraction) if x is not None), 1.0)
+        if not partial and fraction != 1:
+            # transformers has the field in all families, of which most do not look at it.
+            raise ValueError(
+                f"partial_rotary_factor={fraction!r} is not known for this family: only 1.0 is"
+            )
         _complete(config, numbers)
-        made = RotaryEmbedding(base, fraction, scaling=numbers, **options)
+        made = RotaryEmbedding(base, fraction, scaling=numbers)
         for length in (0, 2**40):  # numbers that are none are found here
             made.frequencies(made.turned_channels(key_size), length=length)
         return made
@@ -718,5 +735,12 @@ def _complete(config: Config, scaling: dict[str, Any]) -> None:
         # By it sines and cosines are scaled; Phi's folders tell it by the two lengths alone.
         if kind == "longrope" and scaling.get("factor") is None:
             scaling["factor"] = length / scaling[original]
+    if kind == "yarn":
+        # DeepSeek's two numbers tell it: sharper logits, and how much of that the scale of queries
+        # has already. Without both, it follows from the factor alone.
+        sharp, known = (scaling.pop(name, None) for name in ("mscale", "mscale_all_dim"))
+        if sharp and known and scaling.get("attention_factor") is None:
+            grown = 0.1 * math.log(max(1.0, scaling["factor"]))
+            scaling["attention_factor"] = (1 + sharp * grown) / (1 + known * grown)
     if kind is not None:
         scaling["rope_type"] = kind

@@ -16,6 +16,7 @@ from mesh_tensorflow.models._tokenizer import Tokenizer
 
 # A JSONL file, or its lines.
 Examples = Union[str, "os.PathLike[str]", Iterable[Mapping[str, Any]]]
+_LONGEST = 10_000_000  # ids of a row
 _LARGEST = float(np.finfo(np.float32).max)  # of a weight
 _KINDS = '{"text": ...}, {"prompt": ..., "completion": ...}, {"messages": [...]} or {"ids": [...]}'
 
@@ -49,6 +50,8 @@ def rows_of(
       ValueError: there are no examples, or one is of no such form.
     """
     check_whole("examples", "length", length, least=2)
+    if length > _LONGEST:
+        raise ValueError(f"examples: length={length} must be {_LONGEST} or less")
     rows: list[list[_Example]] = []
     room = number_cut = 0
     for where, example in _read(examples):
@@ -131,7 +134,7 @@ def _read(examples: Examples) -> Iterator[tuple[str, Any]]:
 
 
 def _is_weight(value: object) -> bool:
-    # As float32, which they become. Of negative ones the loss is no mean, and has no least value.
+    # Finite as float32, which they become; with one below 0, an id would be unlearned without end.
     return isinstance(value, numbers.Real) and 0 <= value <= _LARGEST  # type: ignore[operator]
 
 

@@ -119,6 +119,8 @@ def finetune(
     if save_adapters is not None:
         if not isinstance(adapters, Lora):
             raise ValueError("finetune: save_adapters is for adapters; give lora, such as 'q,v:8'")
+        if not isinstance(save_adapters, (str, os.PathLike)):  # else told after the training
+            raise ValueError(f"finetune: save_adapters={save_adapters!r} is no path of a folder")
         adapters.check_saved(model._form)
     if exact_match and eval_examples is None:
         raise ValueError("finetune: exact_match is of eval_examples, which are not given")

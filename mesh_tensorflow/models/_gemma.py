@@ -47,6 +47,9 @@ def form_of(config: Config) -> Form:
     """
     kind = config.get("model_type")
     config.must_be("use_bidirectional_attention", False)
+    if kind == "gemma3_text":
+        # transformers reads the field for Gemma 2, and computes nothing with it here.
+        config.must_be("attn_logit_softcapping", None)
     usual = {"max_position_embeddings": 8192, "head_dim": 256, "tie_word_embeddings": True}
     config.complete({**usual, **_MISSING[kind]})
     decoder = Decoder.of(

@@ -33,10 +33,18 @@ _ENDS = 4  # the numbers of ids that end a row are multiples of this
 _NO_ID = -1  # which no id equals
 _LARGEST_ID = 2**31 - 1  # that programs can compare
 _LARGEST = 2**63 - 1  # of seeds
+# Programs have room for so many: what is larger is a slip, and would end for lack of memory.
+_MOST_BEAMS, _MOST_TOKENS = 10_000, 10_000_000
 _END = object()  # comes after the last piece
 
 
 # -- what is asked for
+
+
+def _check_at_most(name: str, value: int, most: int) -> None:
+    """Raises ValueError for an argument of `generate` that is too large."""
+    if value > most:
+        raise ValueError(f"generate: {name}={value} must be {most} or less")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +58,7 @@ class Search:
 
     def __post_init__(self) -> None:
         check_whole("generate", "num_beams", self.num_beams)
+        _check_at_most("num_beams", self.num_beams, _MOST_BEAMS)
         check_whole("generate", "num_return_sequences", self.num_return_sequences)
         penalty = self.length_penalty
         if not is_real(penalty) or not math.isfinite(penalty):
@@ -74,12 +83,12 @@ class Sampling:
 
     def __post_init__(self) -> None:
         check_whole("generate", "max_new_tokens", self.max_new_tokens)
+        _check_at_most("max_new_tokens", self.max_new_tokens, _MOST_TOKENS)
         if self.top_k != -1:
             check_whole("generate", "top_k", self.top_k, ", or -1 for all ids")
         if self.seed is not None:
             check_whole("generate", "seed", self.seed, least=0)
-            if self.seed > _LARGEST:
-                raise ValueError(f"generate: seed={self.seed} must be {_LARGEST} or less")
+            _check_at_most("seed", self.seed, _LARGEST)
         names = ("temperature", "top_p", "min_p", "repetition_penalty")
         check_numbers("generate", {name: getattr(self, name) for name in names})
 

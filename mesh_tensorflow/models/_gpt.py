@@ -22,6 +22,7 @@ _NAMES: dict[str, dict[str, str]] = {
         "embedding": "transformer.wte",
         "positions": "transformer.wpe",
         "final_norm": "transformer.ln_f",
+        "logits": "lm_head",
         "norm": "ln_1",
         "qkv": "attn.c_attn",
         "o": "attn.c_proj",
@@ -33,6 +34,7 @@ _NAMES: dict[str, dict[str, str]] = {
         "embedding": "transformer.wte",
         "positions": "transformer.wpe",
         "final_norm": "transformer.ln_f",
+        "logits": "lm_head",
         "norm": "ln_1",
         "q": "attn.attention.q_proj",
         "k": "attn.attention.k_proj",
@@ -111,25 +113,21 @@ _MISSING: dict[str, dict[str, Any]] = {
         "hidden_act": "gelu",
         "attention_bias": True,
         "rotary_pct": 0.25,
-        "tie_word_embeddings": False,
     },
-    "gptj": {"activation_function": "gelu_new", "tie_word_embeddings": False},
+    "gptj": {"activation_function": "gelu_new"},
     "opt": {"activation_function": "relu"},
 }
 # What the fields of a family must say, as nothing else is known.
 _MUST_BE: dict[str, dict[str, Any]] = {
     "gpt2": {
-        "tie_word_embeddings": True,
         "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,
     },
-    "gpt_neo": {"tie_word_embeddings": True},
     "gptj": {"tie_word_embeddings": False, "rotary": True, "scale_attn_weights": True},
     # Its 350m alone has norms behind layers, and embeddings of fewer channels.
     "opt": {
         "_remove_final_layer_norm": False,
         "do_layer_norm_before": True,
-        "enable_bias": True,
         "layer_norm_elementwise_affine": True,
     },
 }
@@ -151,7 +149,7 @@ def form_of(config: Config) -> Form:
     kind = config.get("model_type")
     for field, value in _MUST_BE.get(kind, {}).items():
         config.must_be(field, value)
-    config.complete({"tie_word_embeddings": True, **_MISSING[kind]})
+    config.complete(_MISSING[kind])
     fields = _FIELDS[kind]
     d_model, heads = (
         fields.get("d_model", "hidden_size"),
@@ -172,7 +170,8 @@ def form_of(config: Config) -> Form:
         # No field tells OPT's, which is PyTorch's own.
         epsilon=1e-5 if kind == "opt" else config.real(fields["epsilon"], 1e-5),
         rms=False,
-        ff_biases=True,
+        ff_biases=config.is_true("enable_bias", True) if kind == "opt" else True,
+        tied=config.is_true("tie_word_embeddings", kind not in ("gptj", "gpt_neox")),
         prefix="" if kind in _LAYERS else "transformer.",
         # Masks and tables that older folders have.
         ignored=r"\.(attn|attention)\.(masked_)?bias$|\.rotary_emb\.inv_freq$",
@@ -192,7 +191,8 @@ def _parts(config: Config, kind: str, key_size: int) -> dict[str, Any]:
         return {"biases": "o", "query_scale": 1.0, "windows": _windows(config)}
     if kind == "opt":
         # fairseq, which trained it, begins behind the row of padding's id, 1.
-        return {"biases": "qkvo", "position_offset": 2}
+        biases = "qkvo" if config.is_true("enable_bias", True) else ""
+        return {"biases": biases, "position_offset": 2}
     if kind == "gptj":
         turned = config.number("rotary_dim", key_size)
         # Pairs of channels are neighbors, as in RoFormer; others' are half of the channels apart.
@@ -205,7 +205,7 @@ def _parts(config: Config, kind: str, key_size: int) -> dict[str, Any]:
     return {
         "by_heads": True,
         "parallel": config.is_true("use_parallel_residual", True),
-        "rotary": {0: rotary_of(config, key_size)},
+        "rotary": {0: rotary_of(config, key_size, partial=True)},
     }
 
 

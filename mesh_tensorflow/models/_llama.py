@@ -99,6 +99,8 @@ def form_of(config: Config) -> Form:
     # No field of Qwen 2's config.json tells its biases.
     if kind == "qwen2" or (kind == "qwen2_moe" and config.is_true("qkv_bias", True)):
         options["biases"] = "qkv"
+    if kind == "llama":
+        options["ff_biases"] = config.is_true("mlp_bias", False)
     decoder = Decoder.of(
         config,
         {part: name for part, name in names.items() if name is not None},
@@ -107,7 +109,8 @@ def form_of(config: Config) -> Form:
         **options,
     )
     windows = _windows(config, decoder.blocks)
-    rotary = {window: rotary_of(config, decoder.d_kv) for window in windows}
+    # Phi 4 mini turns a part of the channels.
+    rotary = {w: rotary_of(config, decoder.d_kv, partial=kind == "phi3") for w in windows}
     return dataclasses.replace(decoder, windows=windows, rotary=rotary).form
 
 
@@ -156,7 +159,7 @@ def _experts(config: Config) -> dict[str, Any]:
     if kind == "mixtral":
         # The inputs of its router are multiplied by random numbers in trainings.
         config.must_be("router_jitter_noise", 0.0)
-        number, per_token = config.parts("num_local_experts"), config.number("num_experts_per_tok")
+        number, per_token = _numbers_of_experts(config, "num_local_experts")
         return {"experts": Experts(number, per_token, config.number("intermediate_size"), loss)}
     if kind not in ("qwen2_moe", "qwen3_moe"):
         return {}
@@ -166,8 +169,7 @@ def _experts(config: Config) -> dict[str, Any]:
     # Release 5 of transformers writes the other name.
     name = "num_experts" if config.get("num_experts") else "num_local_experts"
     experts = Experts(
-        config.parts(name),
-        config.number("num_experts_per_tok"),
+        *_numbers_of_experts(config, name),
         config.number("moe_intermediate_size"),
         loss,
         # Else gates are those of the softmax over all experts, whose chosen ones need not sum to 1.
@@ -175,3 +177,13 @@ def _experts(config: Config) -> dict[str, Any]:
         shared=config.number("shared_expert_intermediate_size") if kind == "qwen2_moe" else 0,
     )
     return {"experts": experts}
+
+
+def _numbers_of_experts(config: Config, name: str) -> tuple[int, int]:
+    """Returns how many experts there are, by the name of that field, and how many a token has."""
+    number, per_token = config.parts(name), config.number("num_experts_per_tok")
+    if per_token > number:
+        raise ValueError(
+            f"{config.path}: config.json has num_experts_per_tok={per_token}, of {name}={number}"
+        )
+    return number, per_token

@@ -38,6 +38,7 @@ _OTHER_KINDS = (
 # How adapters may have begun; all other ways changed the weights of the model, too, as PEFT does
 # again whenever it reads the adapters.
 _BEGINNINGS = (True, False, None, "gaussian", "eva", "orthogonal")
+_MOST = 65_536  # ranks of adapters
 _USUAL = 8  # rank and alpha of a file that does not tell them
 
 
@@ -95,6 +96,10 @@ class Lora:
                 "alpha above 0, as in 'q,v:8:16'"
             )
         parts, rank = match[1].split(","), int(match[2])
+        if rank > _MOST:
+            raise ValueError(
+                f"lora={text!r} has rank {rank}, and no kernel needs more than {_MOST}"
+            )
         known = {part for weight in form.weights if (part := _part_of(weight))}
         if parts == ["all"]:
             # The logits are not among the layers, and a large vocabulary would make theirs large.

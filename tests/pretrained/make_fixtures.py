@@ -36,6 +36,10 @@ MODELS = {
     "llama_heads": ("Llama", {"num_attention_heads": 4, "num_key_value_heads": 4, "rope_parameters": YARN}),
     "llama_one": ("Llama", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 10, "rope_parameters": LLAMA3}),
     "mistral": ("Mistral", {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 5}),
+    "llama_units_biased": ("Llama", {
+        "num_attention_heads": 4, "num_key_value_heads": 2, "mlp_bias": True, "eos_token_id": 50,
+        "rope_parameters": {**YARN, "mscale": 0.8, "mscale_all_dim": 0.5},
+    }),
     "llama_biased": ("Llama", {"num_attention_heads": 4, "num_key_value_heads": 2, "attention_bias": True}),
     "qwen2": ("Qwen2", {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}),
@@ -71,6 +75,9 @@ MODELS = {
         "query_pre_attn_scalar": 12,
     }),
     "gpt2": ("GPT2", {"n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 128}),
+    "gpt2_untied": ("GPT2", {
+        "n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 128, "tie_word_embeddings": False,
+    }),
     "gpt_neo": ("GPTNeo", {
         "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 5,
     }),
@@ -81,6 +88,10 @@ MODELS = {
     }),
     "gptj": ("GPTJ", {"n_embd": 24, "n_layer": 2, "n_head": 2, "n_positions": 128, "rotary_dim": 4}),
     "opt": ("OPT", {"num_attention_heads": 4, "ffn_dim": 40, "word_embed_proj_dim": 24}),
+    "opt_unbiased": ("OPT", {
+        "num_attention_heads": 3, "ffn_dim": 40, "word_embed_proj_dim": 24, "enable_bias": False,
+        "tie_word_embeddings": False,
+    }),
 }  # fmt: skip
 LENGTH, NEW = 24, 32
 PROMPTS = [[5, 9, 0, 33], [7], [1, 80, 81, 82, 83, 84, 85, 86, 87, 88, 89]]

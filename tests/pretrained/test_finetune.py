@@ -3,10 +3,15 @@
 import functools
 import json
 import pathlib
+import random
+import signal
+import time
 
 import numpy as np
 import pytest
 import safetensors.numpy
+import tensorflow.compat.v1 as tf
+from helpers import processes
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import finetune
@@ -141,6 +146,75 @@ def test_the_files_of_peft(tmp_path):
         np.testing.assert_allclose(further.variables[name], result.variables[name], atol=1e-7)
 
 
+SHARDED = {
+    "both": {"layout": "batch:x", "zero_axis": "x+y"},
+    "tensor": {"layout": "batch:x,heads:y?,d_ff:y,vocab:y", "zero_axis": "x"},
+    "pipeline": {"layout": "stages:x,batch:y", "zero_axis": "y"},
+}
+
+
+@pytest.mark.slips
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh_impl", ["placement", "simd", "pjrt"])
+@pytest.mark.parametrize("place", SHARDED)
+def test_from_a_layout_to_adapters_and_on_to_another(place, mesh_impl, tmp_path, request):
+    """Weights are in parts while adapters are trained; their files, and merged ones, know of none."""
+    if mesh_impl == "pjrt":
+        request.getfixturevalue("eight_devices")
+    ids = np.arange(4 * 12).reshape(4, 12) % 90
+    where = {"mesh_shape": "x:2,y:2", "zero": 3, "mesh_impl": mesh_impl, **SHARDED[place]}
+    model = model_of(**where)
+    tuned(
+        model, lora="q,o,wi_0:2", optimizer=mtf.optimize.SgdOptimizer, learning_rate=0.1,
+        save_adapters=tmp_path / "adapters",
+    )  # fmt: skip
+    model.save_pretrained(tmp_path / "merged")
+    wanted = model.logits(ids)
+    for options in (PLACES["whole"], PLACES["tensor"], PLACES["fully_sharded"]):
+        other = model_of(**options)
+        assert np.abs(other.logits(ids) - wanted).max() > 0.1
+        other.merge(tmp_path / "adapters")
+        merged = mtf.models.from_pretrained(tmp_path / "merged", **options)
+        for found in (other, merged):
+            np.testing.assert_allclose(found.logits(ids), wanted, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment(tmp_path):
+    """What goes on from the last checkpoint ends with the same weights, bit by bit."""
+    lines = tmp_path / "train.jsonl"
+    lines.write_text("".join(f"{json.dumps(example)}\n" for example in EXAMPLES))
+
+    def command(name):
+        options = {
+            "model": FIXTURES / "llama", "train_file": lines, "steps": 150, "length": 8,
+            "batch_size": 2, "lora": "all:2", "learning_rate": 0.01, "save_every": 1,
+            "directory": tmp_path / name, "output": tmp_path / f"{name}_tuned",
+            "mesh_shape": "x:2", "layout": "batch:x", "zero": 3,
+        }  # fmt: skip
+        return ["-m", "mesh_tensorflow.finetune", *(f"--{n}={x}" for n, x in options.items())]
+
+    def last():
+        return tf.train.latest_checkpoint(str(tmp_path / "killed"))
+
+    moments = random.Random(0)
+    for _ in range(3):
+        before, limit = last(), time.monotonic() + 60
+        with processes.started(*command("killed")) as running:
+            while last() == before and running.process.is_alive() and time.monotonic() < limit:
+                time.sleep(0.01)
+            time.sleep(moments.uniform(0, 0.2))  # some steps, in any of which it ends
+            running.process.kill()
+            running.process.join()
+        assert running.process.exitcode == -signal.SIGKILL and last() != before
+    for name in ("killed", "straight"):
+        done = processes.run(*command(name))
+        assert done.returncode == 0, done.stderr
+    files = [tmp_path / f"{name}_tuned" / "model.safetensors" for name in ("killed", "straight")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert files[0].read_bytes() != (FIXTURES / "llama" / "model.safetensors").read_bytes()
+
+
 def test_gpt2s_modules_are_told_apart(tmp_path):
     tuned(model_of("gpt2"), 1, lora="o:2", save_adapters=tmp_path)
     config = json.loads((tmp_path / "adapter_config.json").read_text())
@@ -235,6 +309,13 @@ def test_it_learns_what_it_is_asked():
         ({"lora": "runs/adapters"}, "lora='runs/adapters' is no folder of adapters"),
         ({"lora": "q,up:8"}, "the model has no up; it has k, o, q, v, wi_0, wi_1, wo"),
         ({"save_adapters": "x"}, "save_adapters is for adapters; give lora"),
+        ({"lora": "q:2", "save_adapters": 5}, "save_adapters=5 is no path of a folder"),
+        # Nothing is allocated for them before.
+        (
+            {"lora": "q:1000000000000"},
+            "has rank 1000000000000, and no kernel needs more than 65536",
+        ),
+        ({"length": 10**12}, "examples: length=1000000000000 must be 10000000 or less"),
         ({"lora": "q:2", "freeze": "a"}, "leave freeze out"),
         ({"freeze": "decoder"}, "freeze='decoder' is found in none of the names of the weights"),
         ({"freeze": ""}, "freeze='' is found in all of the names"),

@@ -494,7 +494,10 @@ CONFIGS = {
         "model_type='gpt5', which is none of llama, mistral, mixtral",
     ),
     "activation": ({"hidden_act": "tanh"}, "the activation 'tanh', which is none of gelu, "),
-    "mlp_bias": ({"mlp_bias": True}, "mlp_bias=True, .* only mlp_bias=False is"),
+    "mlp_bias": (
+        {"model_type": "mistral", "mlp_bias": True},
+        "mlp_bias=True, .* only mlp_bias=False is",
+    ),
     "rope": (
         {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
         "unknown rotary positions",
@@ -538,7 +541,20 @@ CONFIGS = {
     ),
     "large_end": ({"eos_token_id": 2**31}, "eos_token_id=2147483648, neither an id nor"),
     "odd_heads": ({"head_dim": 5}, "heads of 5 channels, of which positions turn 5; .* be even"),
-    "odd_part": ({"partial_rotary_factor": 0.5}, "heads of 6 channels, of which positions turn 3;"),
+    "odd_part": (
+        {"model_type": "phi3", "partial_rotary_factor": 0.5},
+        "heads of 6 channels, of which positions turn 3;",
+    ),
+    "part": (
+        {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+        r"rotary positions\. partial_rotary_factor=0\.5 is not known for this family: only 1\.0 is",
+    ),
+    # Nothing is allocated for them before.
+    "large_heads": (
+        {"head_dim": 10**12},
+        "heads of 1000000000000 channels, by head_dim or hidden_size, and no model has more than",
+    ),
+    "large_model": ({"hidden_size": 10**12, "head_dim": None}, "heads of 250000000000 channels"),
     "ends": ({"eos_token_id": "</s>"}, "config.json has eos_token_id='</s>', neither an id nor"),
     "heads": ({"num_key_value_heads": 3}, "num_attention_heads=4, which is no multiple of .*=3"),
     "number": ({"hidden_size": "24"}, "hidden_size='24', no positive integer"),
@@ -653,6 +669,10 @@ def test_mistakes(tmp_path):
     ]:  # fmt: skip
         with pytest.raises(ValueError, match=text):
             model.generate(prompts)
+    # Nothing is allocated for them before.
+    for name, most in [("max_new_tokens", 10**7), ("num_beams", 10**4)]:
+        with pytest.raises(ValueError, match=f"{name}=1000000000000 must be {most} or less"):
+            model.generate([[1]], **{name: 10**12})
     with pytest.raises(ValueError, match="max_new_tokens=0 must be an integer of at least 1"):
         model.generate([[1]], max_new_tokens=0)
     with pytest.raises(ValueError, match="rows of one id predict nothing"):
