@@ -20,6 +20,10 @@ Products: tf.einsum and tf.matmul are the same operation of XLA in the end. But 
 translates a tf.einsum with a pipeline of MLIR for it alone, which takes 4 ms, and a tf.matmul in
 0.06 ms. Several dimensions of an operand become one for that, as XLA itself makes of them, unless
 the mesh splits another than the first of them, which would have to be gathered.
+
+Functions of the user's own, in mtf.slicewise, may count on the slice of one processor. They are
+called with such slices: a value is cut into parts as above, and the function is mapped over these
+along each mesh axis.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Optional, Union
 
 import tensorflow.compat.v1 as tf
@@ -38,7 +42,6 @@ from mesh_tensorflow._core.layout import (
     LayoutLike,
     TensorLayout,
     given_stored_layout,
-    parts_along,
 )
 from mesh_tensorflow._core.operation import LaidOutLike, Tensor
 from mesh_tensorflow._core.shape import Dimension, Shape, ShapeLike, list_product, single_axes
@@ -62,7 +65,14 @@ Annotate = Callable[[tf.Tensor, Sequence], tf.Tensor]
 
 
 class _Cut:
-    """The sizes and axes of a value on the way from dimensions to their product, and back."""
+    """The sizes and axes of a value whose dimensions are cut into the parts of processors.
+
+    The parts come first: [a, b] with a over rows and b over cols becomes [rows, cols, a / rows,
+    b / cols].
+
+    Attributes:
+      part_axes: the mesh axes of the parts, in the order in which they come.
+    """
 
     def __init__(
         self,
@@ -78,44 +88,98 @@ class _Cut:
           tensor_shape: the Shape of the value.
           axes: for each dimension, the mesh axis that splits it, or None.
           mesh: the Shape of the mesh.
-          count: how many dimensions become one.
+          count: how many dimensions are cut, from the first on.
           annotate: annotates a value, given the mesh axes of each dimension.
         """
         self._annotate = annotate
-        parts = [parts_along(axis, mesh) for axis in axes[:count]]
         sizes, rest = tensor_shape.to_integer_list, list(axes[count:])
         self.sizes = sizes
         self.axes = list(axes)
         self.merged_sizes = [list_product(sizes[:count]), *sizes[count:]]
         self.merged_axes = [single_axes(axes[:count]), *rest]
-        # Each merged dimension of n becomes [p, n / p], of which its mesh axis splits p parts.
-        cut_dims = [n for part, size in zip(parts, sizes) for n in (part, size // part)]
-        self.cut_sizes = cut_dims + sizes[count:]
-        self.cut_axes = [axis for a in axes[:count] for axis in (a, None)] + rest
-        cut = len(cut_dims)
+        self.cut_sizes: list[int] = []
+        self.cut_axes: list[Optional[int]] = []
+        # Each dimension of n becomes [p, n / p], of which its mesh axis splits p parts; one over
+        # joined axes has parts by the one, and within these by the other.
+        for size, axis in zip(sizes, axes[:count]):
+            of_dim = single_axes([axis])
+            parts = [mesh[a].size for a in of_dim]
+            self.cut_sizes += [*parts, size // list_product(parts)]
+            self.cut_axes += [*of_dim, None]
+        cut = range(len(self.cut_axes))
+        firsts = [i for i in cut if self.cut_axes[i] is not None]
+        self.part_axes = [axis for axis in self.cut_axes if axis is not None]
+        self.cut_sizes += sizes[count:]
+        self.cut_axes += rest
         # Places of the cut dimensions in the ordered value, parts before what is in them, so that
         # [p, a / p, q, b / q] becomes [p, q, a / p, b / q].
-        self.order = [*range(0, cut, 2), *range(1, cut, 2), *range(cut, len(self.cut_sizes))]
+        others = [i for i in range(len(self.cut_axes)) if i not in firsts]
+        self.order = firsts + others
         self.ordered_sizes = [self.cut_sizes[i] for i in self.order]
         self.ordered_axes = [self.cut_axes[i] for i in self.order]
 
-    def merged(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns a whole value with its first dimensions merged to one, parts of devices first."""
+    def parts(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the parts of a whole value, before what is in them."""
         # Annotated after each step, so that the partitioner has no value whose sharding it must
         # guess.
         value = self._annotate(tf.reshape(value, self.cut_sizes), self.cut_axes)
-        value = self._annotate(tf.transpose(value, self.order), self.ordered_axes)
-        return self._annotate(tf.reshape(value, self.merged_sizes), self.merged_axes)
+        return self._annotate(tf.transpose(value, self.order), self.ordered_axes)
+
+    def whole(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the whole value from what `parts` returns."""
+        # A permutation's inverse: inverse[order[k]] = k.
+        inverse = [self.order.index(i) for i in range(len(self.order))]
+        # The steps of `parts` in the opposite order, each annotated as there.
+        value = self._annotate(value, self.ordered_axes)
+        value = self._annotate(tf.transpose(value, inverse), self.cut_axes)
+        return self._annotate(tf.reshape(value, self.sizes), self.axes)
+
+    def merged(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns a whole value with its first dimensions merged to one, parts of devices first."""
+        return self._annotate(tf.reshape(self.parts(value), self.merged_sizes), self.merged_axes)
 
     def split(self, value: tf.Tensor) -> tf.Tensor:
         """Returns the whole value of a tensor from what `merged` returns."""
-        # A permutation's inverse: inverse[order[k]] = k.
-        inverse = [self.order.index(i) for i in range(len(self.order))]
-        # The steps of `merged` in the opposite order, each annotated as there.
         value = self._annotate(value, self.merged_axes)
-        value = self._annotate(tf.reshape(value, self.ordered_sizes), self.ordered_axes)
-        value = self._annotate(tf.transpose(value, inverse), self.cut_axes)
-        return self._annotate(tf.reshape(value, self.sizes), self.axes)
+        return self.whole(tf.reshape(value, self.ordered_sizes))
+
+
+def _of_each_part(
+    fn: Callable,
+    axes: Mapping[int, int],
+    values: Sequence[tf.Tensor],
+    split: Sequence[Sequence[int]],
+    kept: Sequence[Sequence[int]],
+) -> list[tf.Tensor]:
+    """Returns what a function returns for each part of values, along mesh axes.
+
+    Args:
+      fn: a function of parts; returns one, or a tuple of them.
+      axes: the sizes of the mesh axes, in the order in which results have them.
+      values: each with its parts along some of them first.
+      split: these axes of each, in the order in which it has them.
+      kept: those along which the parts of each result differ; of others, the first part is taken.
+    """
+    if not axes:
+        results = fn(*values)
+        return list(results) if isinstance(results, tuple) else [results]
+    (axis, size), *more = axes.items()
+
+    def of_part(parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        own = iter(parts[1:])
+        of_all = [next(own) if axis in s else x for x, s in zip(values, split)]
+        left = [[a for a in s if a != axis] for s in split]
+        return _of_each_part(fn, dict(more), of_all, left, kept)
+
+    moved = []
+    for x, s in zip(values, split):
+        if axis in s:
+            others = [i for i in range(x.shape.rank) if i != s.index(axis)]
+            moved.append(tf.transpose(x, [s.index(axis), *others]))
+    # By an operation on all parts at once, which XLA splits as they are; a loop would gather them.
+    # The numbers say how many there are, also where no value is split.
+    results = tf.vectorized_map(of_part, [tf.range(size), *moved], warn=False)
+    return [y if axis in k else y[0] for y, k in zip(results, kept)]
 
 
 def matrix_product(
@@ -466,6 +530,46 @@ class GspmdMeshImpl(MeshImpl[GspmdTensor]):
         return value if self.size == 1 else annotated(value, sharding_text(axes, self.shape))
 
     # -- computation
+
+    def of_slices(
+        self, fn: Callable, input_shapes: Sequence[Shape], output_shapes: Sequence[Shape]
+    ) -> Callable:
+        """Returns a function of whole values that calls `fn` with slices; see MeshImpl."""
+
+        def cut(shape: Shape) -> _Cut:
+            annotate = self.annotate_axes if self.annotates else lambda value, axes: value
+            return _Cut(shape, list(self.even_layout(shape)), self.shape, shape.ndims, annotate)
+
+        xs, ys = [cut(shape) for shape in input_shapes], [cut(shape) for shape in output_shapes]
+        split = [x.part_axes for x in xs]
+        kept = [y.part_axes for y in ys]
+        axes = {a: self.shape[a].size for a in sorted({a for s in split + kept for a in s})}
+        if not axes:
+            return fn
+
+        def of_slices(*slices: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            results = fn(*slices)
+            results = results if isinstance(results, tuple) else (results,)
+            for result, y, shape in zip(results, ys, output_shapes):
+                expected = y.ordered_sizes[len(y.part_axes) :]
+                if result.shape.as_list() != expected:
+                    raise ValueError(
+                        f"slices of {shape} must have shape {expected} in this layout, but have "
+                        f"{result.shape.as_list()}"
+                    )
+            return results
+
+        def of_whole(*values: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            parts = [x.parts(value) for x, value in zip(xs, values)]
+            results = _of_each_part(of_slices, axes, parts, split, kept)
+            # They come in the order of mesh axes, and not of dimensions.
+            orders = [[sorted(k).index(a) for a in k] for k in kept]
+            return tuple(
+                y.whole(tf.transpose(value, [*order, *range(len(order), value.shape.rank)]))
+                for y, value, order in zip(ys, results, orders)
+            )
+
+        return of_whole
 
     def slicewise(self, fn: Callable, *inputs: object) -> Any:
         """Calls `fn` with the whole values; see MeshImpl."""

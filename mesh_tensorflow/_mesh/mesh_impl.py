@@ -541,6 +541,20 @@ class MeshImpl(Generic[SlicesT]):
 
     # -- computation
 
+    def of_slices(
+        self, fn: Callable, input_shapes: Sequence[Shape], output_shapes: Sequence[Shape]
+    ) -> Callable:
+        """Returns a function for `slicewise` that calls `fn` with slices of this layout.
+
+        By default `slicewise` does so itself, where processors are not merged.
+
+        Args:
+          fn: takes a slice of each input; returns that of the output, or a tuple of them.
+          input_shapes: the Shapes of the inputs.
+          output_shapes: the Shapes of the outputs.
+        """
+        return fn
+
     def slicewise(self, fn: Callable, *inputs: object) -> Any:
         """Calls `fn` on each processor with that processor's slices.
 

@@ -142,7 +142,18 @@ class SlicewiseOperation(Operation):
 
     def lower(self, lowering: Lowering) -> None:
         """Applies the TensorFlow function to each slice."""
-        self._lower_slices(lowering, self._checked_results)
+        self._lower_slices(lowering, self.function_on(lowering.requested_impl(self)))
+
+    def function_on(self, mesh_impl: MeshImpl) -> Callable:
+        """Returns the function, for what `slicewise` of a mesh gives it.
+
+        Args:
+          mesh_impl: the requested MeshImpl.
+        """
+        if not self.counts_on_slices:
+            return self._checked_results
+        shapes = [[x.shape for x in xs] for xs in (self._inputs, self._outputs)]
+        return mesh_impl.of_slices(self._checked_results, *shapes)
 
     def _checked_results(self, *slices: tf.Tensor) -> Any:
         """Returns what the function returns for slices, which is as was declared."""
@@ -239,6 +250,8 @@ class GenericGradOperation(Operation):
         mesh_impl = lowering.mesh_impl(self)
         num_x, num_y = self._num_forward
         fn = getattr(self._forward_op, "_tf_fn", None)
+        if isinstance(self._forward_op, SlicewiseOperation):
+            fn = self._forward_op.function_on(lowering.requested_impl(self))
         if fn is None and tf.executing_eagerly():
             raise NotImplementedError(
                 f"{self.name} differentiates the nodes that {self._forward_op.name} became in a "
