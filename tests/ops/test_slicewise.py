@@ -88,6 +88,7 @@ def test_a_users_function_gets_the_slice_of_each_processor(name, device, in_loop
     [
         lambda x: mtf.slicewise(tf.sort, [x], splittable_dims=x.shape.dims[:1]),
         lambda x: mtf.cwise(lambda t: t * 2.0, [x]),
+        lambda x: mtf.slicewise(tf.keras.activations.gelu, [x], splittable_dims=x.shape.dims),
         lambda x: mtf.cumsum(mtf.dropout(x, rate=0.5), x.shape.dims[0]),
     ],
 )

@@ -60,11 +60,11 @@ def complex_dtype(what: str, x: Tensor) -> tf.DType:
 
 
 # Whose functions work on any part of what may be split, and on several parts at once.
-_LIBRARIES = ("mesh_tensorflow.", "tensorflow.")
+_LIBRARIES = ("mesh_tensorflow.", "tensorflow.", "keras.")
 
 
 def _is_of_library(fn: Any) -> bool:
-    """Returns whether a function is one of TensorFlow or of this package."""
+    """Returns whether a function is one of TensorFlow, Keras or this package."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     return (getattr(fn, "__module__", None) or "").startswith(_LIBRARIES)
