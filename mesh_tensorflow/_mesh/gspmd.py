@@ -547,7 +547,7 @@ class GspmdMeshImpl(MeshImpl[GspmdTensor]):
         if not axes:
             return fn
 
-        def of_slices(*slices: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        def checked(*slices: tf.Tensor) -> tuple[tf.Tensor, ...]:
             results = fn(*slices)
             results = results if isinstance(results, tuple) else (results,)
             for result, y, shape in zip(results, ys, output_shapes):
@@ -561,7 +561,7 @@ class GspmdMeshImpl(MeshImpl[GspmdTensor]):
 
         def of_whole(*values: tf.Tensor) -> tuple[tf.Tensor, ...]:
             parts = [x.parts(value) for x, value in zip(xs, values)]
-            results = _of_each_part(of_slices, axes, parts, split, kept)
+            results = _of_each_part(checked, axes, parts, split, kept)
             # They come in the order of mesh axes, and not of dimensions.
             orders = [[sorted(k).index(a) for a in k] for k in kept]
             return tuple(
