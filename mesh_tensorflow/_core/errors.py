@@ -332,7 +332,12 @@ def is_real(value: object) -> TypeGuard[float]:
 
 
 def check_whole(
-    function: str, name: str, value: object, otherwise: str = "", least: int = 1
+    function: str,
+    name: str,
+    value: Any,
+    otherwise: str = "",
+    least: int = 1,
+    most: Optional[int] = None,
 ) -> None:
     """Checks an argument that is a whole number.
 
@@ -342,14 +347,17 @@ def check_whole(
       value: the argument.
       otherwise: which others there are, for the error.
       least: the smallest number that is right.
+      most: the largest; None if there is none.
 
     Raises:
-      ValueError: it is no integer, or too small.
+      ValueError: it is no integer, too small, or too large.
     """
     if not is_whole(value, least):
         raise ValueError(
             f"{function}: {name}={value!r} must be an integer of at least {least}{otherwise}"
         )
+    if most is not None and value > most:
+        raise ValueError(f"{function}: {name}={value!r} must be {most} or less")
 
 
 def table_lookup(table: dict[str, Any], key: str, what: str) -> Any:

@@ -49,9 +49,7 @@ def rows_of(
     Raises:
       ValueError: there are no examples, or one is of no such form.
     """
-    check_whole("examples", "length", length, least=2)
-    if length > _LONGEST:
-        raise ValueError(f"examples: length={length} must be {_LONGEST} or less")
+    check_whole("examples", "length", length, least=2, most=_LONGEST)
     rows: list[list[_Example]] = []
     room = number_cut = 0
     for where, example in _read(examples):

@@ -41,12 +41,6 @@ _END = object()  # comes after the last piece
 # -- what is asked for
 
 
-def _check_at_most(name: str, value: int, most: int) -> None:
-    """Raises ValueError for an argument of `generate` that is too large."""
-    if value > most:
-        raise ValueError(f"generate: {name}={value} must be {most} or less")
-
-
 @dataclasses.dataclass(frozen=True)
 class Search:
     """A beam search; the arguments of `LanguageModel.generate`."""
@@ -57,8 +51,7 @@ class Search:
     num_return_sequences: int
 
     def __post_init__(self) -> None:
-        check_whole("generate", "num_beams", self.num_beams)
-        _check_at_most("num_beams", self.num_beams, _MOST_BEAMS)
+        check_whole("generate", "num_beams", self.num_beams, most=_MOST_BEAMS)
         check_whole("generate", "num_return_sequences", self.num_return_sequences)
         penalty = self.length_penalty
         if not is_real(penalty) or not math.isfinite(penalty):
@@ -82,13 +75,11 @@ class Sampling:
     seed: Optional[int] = None
 
     def __post_init__(self) -> None:
-        check_whole("generate", "max_new_tokens", self.max_new_tokens)
-        _check_at_most("max_new_tokens", self.max_new_tokens, _MOST_TOKENS)
+        check_whole("generate", "max_new_tokens", self.max_new_tokens, most=_MOST_TOKENS)
         if self.top_k != -1:
             check_whole("generate", "top_k", self.top_k, ", or -1 for all ids")
         if self.seed is not None:
-            check_whole("generate", "seed", self.seed, least=0)
-            _check_at_most("seed", self.seed, _LARGEST)
+            check_whole("generate", "seed", self.seed, least=0, most=_LARGEST)
         names = ("temperature", "top_p", "min_p", "repetition_penalty")
         check_numbers("generate", {name: getattr(self, name) for name in names})
 
