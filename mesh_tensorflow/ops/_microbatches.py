@@ -652,6 +652,13 @@ def split_microbatches(
     return x if x.shape == last else mtf.transpose(x, last)
 
 
+def one_at_a_time(number: int) -> dict[str, int]:
+    """Returns arguments of `mtf.while_loop` for a loop over a number of microbatches."""
+    # Microbatches depend on nothing but their index, so TensorFlow would begin with ten at once,
+    # which takes the memory of ten. XLA has to know the number of iterations in advance.
+    return {"maximum_iterations": number, "parallel_iterations": 1}
+
+
 @leaves_no_node
 def serialize_training_step(
     features: Mapping[str, Tensor],
@@ -739,6 +746,7 @@ def serialize_training_step(
         body,
         [mtf.constant(mesh, 0, dtype=tf.int32)],
         has_accumulators=True,
+        **one_at_a_time(num_splits),
     )
     loop, count = results[0].operation, len(results) - whole.num_results
     whole.finish(results[count:], loop)

@@ -16,7 +16,12 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import WrongTypeError, dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._mesh.random_values import initial_value
-from mesh_tensorflow.ops._microbatches import InMicrobatches, split_microbatches, take_microbatch
+from mesh_tensorflow.ops._microbatches import (
+    InMicrobatches,
+    one_at_a_time,
+    split_microbatches,
+    take_microbatch,
+)
 from mesh_tensorflow.optimize._base import Rate, rate_now, scalar_like, stored_value
 
 # -- gradients before an update
@@ -315,8 +320,7 @@ def _in_loop(
         body,
         [mtf.constant(values[0].mesh, 0, dtype=tf.int32)],
         has_accumulators=True,
-        # XLA has to know the number of iterations in advance.
-        maximum_iterations=number,
+        **one_at_a_time(number),
     )
     loss, weight = built[0]
     totals = iter(results[1:])

@@ -1,5 +1,7 @@
 """Scalar losses in microbatches: those of the whole batch with their gradients, or an error."""
 
+import time
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -270,6 +272,80 @@ def test_losses_that_microbatches_do_not_tell(name):
     with pytest.raises(ValueError, match=message):
         mtf.optimize.accumulate_gradients(loss_fn, x, BATCH, 2)
     assert mesh.graph.to_string == before
+
+
+def noted(x, events, event):
+    """Returns x; notes an event whenever a value of it is computed, and then takes its time."""
+
+    def note(t):
+        def wait(value):
+            events.append(event)
+            time.sleep(0.02)
+            return value
+
+        y = tf.numpy_function(wait, [t], t.dtype)
+        y.set_shape(t.shape)
+        return y
+
+    return mtf.slicewise(
+        note, [x], output_shape=x.shape, output_dtype=x.dtype, splittable_dims=x.shape.dims,
+        grad_function=lambda op, dy: [noted(dy, events, f"gradient of {event}")],
+    )  # fmt: skip
+
+
+def accumulate(mesh, events):
+    x = mtf.import_tf_tensor(mesh, DATA, [BATCH, LENGTH])
+
+    def fn(x):
+        return mtf.reduce_mean(mtf.square(noted(x * weights(x), events, "forward")))
+
+    return mtf.optimize.accumulate_gradients(fn, x, BATCH, 4).grads
+
+
+def serialize(mesh, events):
+    x = mtf.import_tf_tensor(mesh, DATA, [BATCH, LENGTH])
+
+    def fn(features):
+        y = noted(features["x"] * weights(x), events, "forward")
+        return {"loss": mtf.reduce_sum(mtf.square(y))}
+
+    return mtf.serialize_training_step({"x": x}, fn, BATCH, 4)[0]
+
+
+def differentiate_a_loop(mesh, events):
+    """The gradient of a loop computes each iteration again from its tape."""
+    x = mtf.import_tf_tensor(mesh, DATA, [BATCH, LENGTH])
+    i = mtf.constant(mesh, 0, dtype=tf.int32)
+    y = mtf.while_loop(
+        lambda i, y: mtf.less(i, 4),
+        lambda i, y: [i + 1, y + mtf.square(noted(y * weights(x), events, "forward"))],
+        [i, x],
+        maximum_iterations=4,
+    )[1]
+    grads = mtf.gradients([mtf.reduce_sum(y)], [v.value for v in mesh.graph.trainable_variables])
+    return grads
+
+
+@pytest.mark.parametrize("front_end", ["session", "function"])
+@pytest.mark.parametrize("build", [accumulate, serialize, differentiate_a_loop])
+def test_one_at_a_time(build, front_end):
+    """Several iterations at once would take the memory of several."""
+    events = []
+
+    def lowered():
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        [grad] = build(mesh, events)
+        impl = mtf.placement_mesh_impl.PlacementMeshImpl("all:1", "", ["cpu:0"])
+        return mtf.Lowering(mesh.graph, {mesh: impl}).export_to_tf_tensor(grad)
+
+    if front_end == "function":
+        mtf.function(lowered)()
+    else:
+        with tf.Graph().as_default(), tf.Session() as session:
+            grad = lowered()
+            session.run(tf.global_variables_initializer())
+            session.run(grad)
+    assert events[-8:] == ["forward", "gradient of forward"] * 4
 
 
 @pytest.mark.slow

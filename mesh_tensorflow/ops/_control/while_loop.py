@@ -346,6 +346,9 @@ class WhileGradientOperation(_LoopOperation):
             (count - 1, state.first(values[:n])),
             # Nothing is kept for a second derivative, which `gradient` refuses.
             back_prop=False,
+            # What an iteration computes again depends on the tape alone, so several would do so at
+            # once, and take the memory of several.
+            parallel_iterations=1,
         )
         for y, value in zip(self.outputs, state.last(flat)):
             lowering.set_tensor_lowering(y, value)
