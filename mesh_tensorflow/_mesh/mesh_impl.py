@@ -78,6 +78,19 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+def wrong_slices(what: str, sizes: list[int], expected: list[int]) -> ValueError:
+    """Returns the error of slices that have not the shape that the layout implies.
+
+    Args:
+      what: whose slices they are.
+      sizes: the sizes of a slice.
+      expected: those that the layout implies.
+    """
+    return ValueError(
+        f"slices of {what} must have shape {expected} in this layout, but have {sizes}"
+    )
+
+
 # -- laid-out tensors
 
 
