@@ -83,7 +83,6 @@ class SlicewiseOperation(Operation):
 
     works_by_name = True
     takes_padding = True
-    is_elementwise = False
 
     def __init__(
         self,
@@ -94,6 +93,7 @@ class SlicewiseOperation(Operation):
         splittable_dims: Sequence[Dimension],
         grad_function: Optional[Callable] = None,
         name: Optional[str] = None,
+        is_elementwise: bool = False,
     ):
         """Creates the operation.
 
@@ -106,8 +106,10 @@ class SlicewiseOperation(Operation):
           grad_function: takes this operation and a gradient for each output; returns a list of
             gradients of the inputs. If None, TensorFlow's own gradient of `tf_fn`.
           name: a string or None.
+          is_elementwise: see the attributes.
         """
         super().__init__(inputs, name=name or "slicewise")
+        self.is_elementwise = is_elementwise
         self._tf_fn = tf_fn
         self._grad_function = grad_function
         self._outputs = [
@@ -424,13 +426,8 @@ def cwise(
                 f"{xs[0].shape} in another order, and the function sees them side by side by "
                 f"position, not by name. Give mtf.transpose({x.name}, {xs[0].shape})"
             )
-    y = slicewise(
-        tf_fn,
-        xs,
-        output_dtype=output_dtype,
-        splittable_dims=xs[0].shape.dims,
-        grad_function=grad_function,
-        name=name or "cwise",
+    shape, dtype = xs[0].shape, tf.as_dtype(output_dtype or xs[0].dtype)
+    op = SlicewiseOperation(
+        tf_fn, xs, [shape], [dtype], shape.dims, grad_function, name or "cwise", is_elementwise=True
     )
-    y.operation.is_elementwise = True
-    return y
+    return op.outputs[0]
