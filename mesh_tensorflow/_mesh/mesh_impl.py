@@ -840,9 +840,11 @@ class ExecutedMeshImpl(MeshImpl):
         return made
 
     def tensor_layout(self, arg: Union[Tensor, Shape]) -> TensorLayout:
-        """Returns the layout of a Tensor or Shape, after checking that on the requested mesh."""
-        self.requested.tensor_layout(arg)
-        return super().tensor_layout(arg)
+        """Returns the layout of a Tensor or Shape, which is that on the requested mesh.
+
+        A layout goes by names of mesh dimensions, and both meshes have the same.
+        """
+        return self.requested.tensor_layout(arg)
 
     def slice_shape(self, tensor_shape: Shape) -> list[int]:
         """Returns the sizes of a slice, after checking those on the requested mesh."""
