@@ -17,6 +17,7 @@ from mesh_tensorflow._core.shape import (
     ShapeLike,
     convert_to_dimension,
     convert_to_shape,
+    is_dimension,
     list_product,
 )
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -322,12 +323,6 @@ def _tf_gradients(
     return [tf.zeros_like(x) if g is None else g for x, g in zip(xs, grads)]
 
 
-def _is_dimension(given: Any) -> bool:
-    """Returns whether an element of a shape is a Dimension, or a pair that stands for one."""
-    is_pair = isinstance(given, (list, tuple)) and len(given) == 2 and isinstance(given[0], str)
-    return isinstance(given, Dimension) or (is_pair and isinstance(given[1], int))
-
-
 def _some_tensors(what: str, xs: Sequence[Tensor]) -> list[Tensor]:
     """Returns a list of Tensors, which must not be empty."""
     check_tensors(what, xs)
@@ -377,7 +372,7 @@ def slicewise(
     splittable_dims = [convert_to_dimension(d) for d in splittable_dims or ()]
     given: Any = output_shape  # a shape may be a list, too
     several = isinstance(given, (list, tuple)) and any(
-        isinstance(s, (Shape, list, tuple)) and not _is_dimension(s) for s in given
+        isinstance(s, (Shape, list, tuple)) and not is_dimension(s) for s in given
     )
     if several:
         shapes = [convert_to_shape(s) for s in given]
