@@ -639,9 +639,9 @@ class StepEngine(Engine):
         # Slots have the name of a weight with "/" or "_" after it; they are left to begin anew.
         roots = tuple(f"{name}{mark}" for name in trained for mark in "/_")
         own = {n: v for n, v in masters.items() if n in trained or not n.startswith(roots)}
-        found = self._store._known.averages
-        averages = {weight: masters[a] for a, weight in found.items() if a in masters}
-        dims = {n: form.shape.dimension_names for n, form in self._store._known.forms.items()}
+        known = self._store._known
+        averages = {weight: masters[a] for a, weight in known.averages.items() if a in masters}
+        dims = {n: stored.form.shape.dimension_names for n, stored in known.variables.items()}
         initial.load(own, trained, averages, dims)
 
     def _make_variables(self, batch: Batch) -> None:
