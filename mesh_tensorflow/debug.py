@@ -6,13 +6,13 @@ import contextlib
 import dataclasses
 import itertools
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Optional, Union
 
 import tensorflow as tf
 
-from mesh_tensorflow._core.errors import Site, WrongTypeError, table_lookup, text_table
+from mesh_tensorflow._core.errors import Site, WrongTypeError, check_choice, text_table
 from mesh_tensorflow._core.operation import Operation, Tensor, check_tensors
 from mesh_tensorflow._lowering.lowering import Lowering
 from mesh_tensorflow._lowering.watched import values_by_name
@@ -350,6 +350,15 @@ class OperationTime:
     site: Optional[Site] = None
 
 
+# What a row of a time table is of: the name of the row of an operation.
+_ROWS: dict[str, Callable[[OperationTime], str]] = {
+    "operation": lambda t: t.name,
+    "type": lambda t: t.type,
+    "layer": lambda t: t.name.rpartition("/")[0] or t.name,
+    "kind": lambda t: "",
+}
+
+
 class Profile:
     """The times of the steps that ran within `mtf.debug.profile`.
 
@@ -390,16 +399,8 @@ class Profile:
         Raises:
           ValueError: `by` is something else.
         """
-        name_of = table_lookup(
-            {
-                "operation": lambda t: t.name,
-                "type": lambda t: t.type,
-                "layer": lambda t: t.name.rpartition("/")[0] or t.name,
-                "kind": lambda t: "",
-            },
-            by,
-            "rows of a time table",
-        )
+        check_choice("time_table", "by", by, _ROWS)
+        name_of = _ROWS[by]
         groups: dict[tuple[str, str], list[OperationTime]] = {}
         for t in self.times():
             # Communication has rows of its own, beside what its operation computes.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.errors import dims_text, table_lookup
+from mesh_tensorflow._core.errors import check_choice, dims_text
 from mesh_tensorflow._core.layout import (
     LayoutLike,
     coordinate_of,
@@ -350,10 +350,10 @@ def allreduce_collective(
     Raises:
       ValueError: this process lacks a device.
     """
+    check_choice("allreduce_collective", "reduction_fn_string", reduction_fn_string, _MERGE_OPS)
     before = _checked(devices)
     # Each call has a new instance: the members of a group find each other by that number.
     group, instance_key = group_key(devices), next(_instance_keys)
-    merge_op = table_lookup(_MERGE_OPS, reduction_fn_string, "reduction")
     reduced = []
     for x, device in zip(xs, devices):
         with tf.device(device), tf.control_dependencies(before):
@@ -364,7 +364,7 @@ def allreduce_collective(
                     group_key=group,
                     instance_key=instance_key,
                     ordering_token=[],
-                    merge_op=merge_op,
+                    merge_op=_MERGE_OPS[reduction_fn_string],
                     final_op="Id",
                     communication_hint="auto",
                     # No time limit: for each, TensorFlow would use a thread that sleeps that long.
@@ -479,7 +479,8 @@ class PlacedReducer(Reducer[Sequence[tf.Tensor]]):
             rings otherwise.
         """
         across = {"ring": allreduce_ring, "collective": allreduce_collective, "auto": None}
-        self._across = table_lookup(across, method, "allreduce method")
+        check_choice("PlacementMeshImpl", "allreduce", method, across)
+        self._across = across[method]
         self._mesh_shape = mesh_shape
         self._devices = devices
         self._domains = domains
@@ -662,9 +663,9 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
         self._devices: Any = default_devices() if devices is None else devices
         check_devices(self._devices, self.shape)
         self._domains = [memory_domain(device) for device in self._devices]
-        self._places = table_lookup(
-            {"device": self._devices, "memory": self._domains, "none": None}, merge, "merge"
-        )
+        places = {"device": self._devices, "memory": self._domains, "none": None}
+        check_choice("PlacementMeshImpl", "merge", merge, places)
+        self._places = places[merge]
         self._allreduce = allreduce
         self._reducer = PlacedReducer(self.shape, self._devices, self._domains, allreduce)
         self.copy_master_to_slice_ops: list[tf.Operation] = []

@@ -8,6 +8,7 @@ python -m mesh_tensorflow.report --gin_file=models/lm_base.gin \
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import os
 import tempfile
@@ -40,36 +41,28 @@ class _Ids:
         self.vocab_size = vocab_size
 
 
-class _Report:
-    """In place of training: builds the training step, and keeps its Lowering."""
-
-    def __init__(self, model_type: str):
-        self._model_type = model_type
-        self.lowering: Optional[mtf.Lowering] = None
-
-    def __call__(
-        self,
-        estimator: Any,
-        _vocabulary: Any,
-        sequence_length: Any,
-        batch_size: int,
-        _train_dataset_fn: Any,
-        train_steps: int,
-        ensemble_inputs: Optional[int],
-        **_: object,
-    ) -> None:
-        """Builds the step; the arguments are those of `utils.train_model`."""
-        names = ["targets"]
-        if has_inputs_feature(self._model_type, ModeKeys.TRAIN, False):
-            names.append("inputs")
-        rows = batch_size * (ensemble_inputs or 1)
-        with tf.Graph().as_default(), training_for(train_steps), recorded_lowerings() as made:
-            features = {
-                name: tf.placeholder(tf.int32, [rows, length_of_feature(sequence_length, name)])
-                for name in names
-            }
-            estimator.model_fn(features, None, ModeKeys.TRAIN, estimator.config)
-        self.lowering = made[-1]
+def _build_step(
+    model_type: str,
+    estimator: Any,
+    _vocabulary: Any,
+    sequence_length: Any,
+    batch_size: int,
+    _train_dataset_fn: Any,
+    train_steps: int,
+    ensemble_inputs: Optional[int],
+    **_: object,
+) -> None:
+    """Builds the training step in place of training; takes what `utils.train_model` does."""
+    names = ["targets"]
+    if has_inputs_feature(model_type, ModeKeys.TRAIN, False):
+        names.append("inputs")
+    rows = batch_size * (ensemble_inputs or 1)
+    with tf.Graph().as_default(), training_for(train_steps):
+        features = {
+            name: tf.placeholder(tf.int32, [rows, length_of_feature(sequence_length, name)])
+            for name in names
+        }
+        estimator.model_fn(features, None, ModeKeys.TRAIN, estimator.config)
 
 
 def _lowered(options: argparse.Namespace, directory: str) -> mtf.Lowering:
@@ -78,19 +71,19 @@ def _lowered(options: argparse.Namespace, directory: str) -> mtf.Lowering:
     given: dict[str, Any] = {"mode": "train", "dataset_split": "train", "mesh_impl": "placement"}
     if bound("utils.run.vocabulary", None) is None:
         given["vocabulary"] = _Ids(options.vocab_size)
-    shown = _Report(bound("utils.run.model_type", "bitransformer"))
-    utils.run(
-        tpu_job_name=None,
-        tpu=None,
-        gcp_project=None,
-        tpu_zone=None,
-        model_dir=directory,
-        autostack=False,
-        train_model_fn=shown,
-        **given,
-    )
-    assert shown.lowering is not None
-    return shown.lowering
+    model_type = bound("utils.run.model_type", "bitransformer")
+    with recorded_lowerings() as lowerings:
+        utils.run(
+            tpu_job_name=None,
+            tpu=None,
+            gcp_project=None,
+            tpu_zone=None,
+            model_dir=directory,
+            autostack=False,
+            train_model_fn=functools.partial(_build_step, model_type),
+            **given,
+        )
+    return lowerings[-1]
 
 
 def _parse_gin(options: argparse.Namespace) -> None:

@@ -360,17 +360,6 @@ def check_whole(
         raise ValueError(f"{function}: {name}={value!r} must be {most} or less")
 
 
-def table_lookup(table: dict[str, Any], key: str, what: str) -> Any:
-    """Returns `table[key]`.
-
-    Raises:
-      ValueError: the key is not in the table; the message lists those that are.
-    """
-    if key not in table:
-        raise ValueError(f"unknown {what} {key!r}; known are {', '.join(sorted(table))}")
-    return table[key]
-
-
 def check_choice(
     what: str, name: str, value: object, choices: Iterable[object], otherwise: str = ""
 ) -> None:

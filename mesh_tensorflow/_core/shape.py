@@ -6,7 +6,7 @@ import functools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Optional, TypeVar, Union, overload
+from typing import Any, NamedTuple, Optional, TypeVar, Union, overload
 
 from mesh_tensorflow._core.errors import WrongTypeError, dims_text, slip
 
@@ -65,6 +65,16 @@ def convert_to_dimension(d: Optional[Union[Dimension, tuple[str, int]]]) -> Opti
         f"could not convert {d!r} to Dimension: it takes a Dimension or a pair (str, int), "
         'such as mtf.Dimension("batch", 32); a size from NumPy must be passed through int()'
     )
+
+
+def is_dimension(given: Any) -> bool:
+    """Returns whether what is given is one dimension, and not a list of them.
+
+    Args:
+      given: a Dimension, or what may be a pair `(str, int)` that stands for one.
+    """
+    is_pair = isinstance(given, (tuple, list)) and len(given) == 2 and isinstance(given[0], str)
+    return isinstance(given, Dimension) or (is_pair and isinstance(given[1], int))
 
 
 def split_pairs(text: str, what: str) -> list[tuple[str, str]]:

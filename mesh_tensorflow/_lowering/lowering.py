@@ -85,6 +85,7 @@ from mesh_tensorflow._mesh.mesh_impl import (
     LazyAllreduceSum,
     MeshImpl,
     MeshPair,
+    wrong_slices,
 )
 from mesh_tensorflow._mesh.step_inputs import operations_so_far, read_before_increments
 from mesh_tensorflow._mesh.variables.storage import ValueOfVariable
@@ -716,10 +717,7 @@ class Lowering:
             raise ValueError(f"{tensor.name}: {e}") from e
         sizes = laid_out_tensor.slice_shape
         if sizes != expected:
-            raise ValueError(
-                f"slices of {tensor.name} {tensor.shape} must have shape {expected} in this "
-                f"layout, but have {sizes}"
-            )
+            raise wrong_slices(f"{tensor.name} {tensor.shape}", sizes, expected)
 
     def laid_out_size(self, tensor: Tensor) -> int:
         """Returns the number of elements of all slices of a Tensor."""

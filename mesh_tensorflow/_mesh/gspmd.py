@@ -53,6 +53,7 @@ from mesh_tensorflow._mesh.mesh_impl import (
     MeshImpl,
     convert_args_to_laid_out_tensors,
     named_collective,
+    wrong_slices,
 )
 from mesh_tensorflow._mesh.random_values import new_key
 from mesh_tensorflow._mesh.variables.storage import SliceVariables
@@ -553,10 +554,7 @@ class GspmdMeshImpl(MeshImpl[GspmdTensor]):
             for result, y, shape in zip(results, ys, output_shapes):
                 expected = y.ordered_sizes[len(y.part_axes) :]
                 if result.shape.as_list() != expected:
-                    raise ValueError(
-                        f"slices of {shape} must have shape {expected} in this layout, but have "
-                        f"{result.shape.as_list()}"
-                    )
+                    raise wrong_slices(str(shape), result.shape.as_list(), expected)
             return results
 
         def of_whole(*values: tf.Tensor) -> tuple[tf.Tensor, ...]:

@@ -78,6 +78,19 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+def wrong_slices(what: str, sizes: list[int], expected: list[int]) -> ValueError:
+    """Returns the error of slices that have not the shape that the layout implies.
+
+    Args:
+      what: whose slices they are.
+      sizes: the sizes of a slice.
+      expected: those that the layout implies.
+    """
+    return ValueError(
+        f"slices of {what} must have shape {expected} in this layout, but have {sizes}"
+    )
+
+
 # -- laid-out tensors
 
 
@@ -827,9 +840,11 @@ class ExecutedMeshImpl(MeshImpl):
         return made
 
     def tensor_layout(self, arg: Union[Tensor, Shape]) -> TensorLayout:
-        """Returns the layout of a Tensor or Shape, after checking that on the requested mesh."""
-        self.requested.tensor_layout(arg)
-        return super().tensor_layout(arg)
+        """Returns the layout of a Tensor or Shape, which is that on the requested mesh.
+
+        A layout goes by names of mesh dimensions, and both meshes have the same.
+        """
+        return self.requested.tensor_layout(arg)
 
     def slice_shape(self, tensor_shape: Shape) -> list[int]:
         """Returns the sizes of a slice, after checking those on the requested mesh."""

@@ -19,7 +19,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import control_flow_v2_func_graphs as func_graphs
 
 from mesh_tensorflow._calls import within
-from mesh_tensorflow._core.errors import table_lookup
+from mesh_tensorflow._core.errors import check_choice
 from mesh_tensorflow._core.layout import TensorLayout, parts_along, slice_coordinates
 from mesh_tensorflow._core.operation import ArrayLike
 from mesh_tensorflow._core.shape import Shape, list_product
@@ -297,12 +297,14 @@ _BINARY_REDUCTIONS = {"SUM": tf.add, "MAX": tf.maximum, "MIN": tf.minimum}
 
 def reduction_fn(reduction_fn_string: str) -> Callable:
     """Returns tf.reduce_sum, _max or _min for "SUM", "MAX" or "MIN"."""
-    return table_lookup(_REDUCTIONS, reduction_fn_string, "reduction")
+    check_choice("reduction_fn", "reduction_fn_string", reduction_fn_string, _REDUCTIONS)
+    return _REDUCTIONS[reduction_fn_string]
 
 
 def binary_reduction_fn(reduction_fn_string: str) -> Callable:
     """Returns tf.add, tf.maximum or tf.minimum for "SUM", "MAX" or "MIN"."""
-    return table_lookup(_BINARY_REDUCTIONS, reduction_fn_string, "reduction")
+    check_choice("binary_reduction_fn", "reduction_fn_string", reduction_fn_string, _REDUCTIONS)
+    return _BINARY_REDUCTIONS[reduction_fn_string]
 
 
 def broadcast_slice(x: tf.Tensor, old_shape: Shape, new_shape: Shape) -> tf.Tensor:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.errors import dims_text, table_lookup
+from mesh_tensorflow._core.errors import check_choice, dims_text
 from mesh_tensorflow._core.layout import processor_groups
 from mesh_tensorflow._core.shape import Shape, single_axes
 from mesh_tensorflow._mesh import random_values
@@ -220,7 +220,8 @@ class TpuCollectives(ProgramCollectives):
             return self._cross_replica_sum(x, axes)
         if x.dtype == tf.bool:
             # tf.reduce_max and tf.reduce_min take no booleans.
-            reduce_fn = table_lookup(_LOGICAL, reduction, "reduction")
+            check_choice("allreduce of booleans", "reduction_fn_string", reduction, _LOGICAL)
+            reduce_fn = _LOGICAL[reduction]
         # One axis after the other: a core holds n slices, then m, and never the n * m of a group.
         for axis in axes:
             x = reduce_fn(self.allgather(x, axis), axis=0)

@@ -45,6 +45,29 @@ _TASKS = ("chief", "master", "worker")  # types of tasks that run the program
 # -- the environment
 
 
+def read_tf_config(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Returns what the variable TF_CONFIG says; an empty dictionary if it is not set.
+
+    Args:
+      environment: environment variables.
+
+    Raises:
+      ValueError: the variable is not a JSON object.
+    """
+    text = environment.get("TF_CONFIG", "").strip()
+    if not text:
+        return {}
+    try:
+        read = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"TF_CONFIG is not JSON ({error}): it is {text!r}. Unset it for a run of one process"
+        ) from error
+    if not isinstance(read, dict):
+        raise ValueError(f"TF_CONFIG should be a JSON object, but is {text!r}")
+    return read
+
+
 def addresses_and_index(environment: Mapping[str, str]) -> Optional[tuple[tuple[str, ...], int]]:
     """Returns the addresses of all processes and the index of this one.
 
@@ -57,25 +80,26 @@ def addresses_and_index(environment: Mapping[str, str]) -> Optional[tuple[tuple[
     Raises:
       ValueError: TF_CONFIG or the SLURM variables are malformed.
     """
-    if environment.get("TF_CONFIG"):
-        return _from_tf_config(environment["TF_CONFIG"])
+    tf_config = read_tf_config(environment)
+    if tf_config:
+        return _from_tf_config(tf_config)
     if _number(environment, "SLURM_NTASKS", "1") > 1 and "SLURM_PROCID" in environment:
         return _from_slurm(environment)
     return None
 
 
-def _from_tf_config(text: str) -> tuple[tuple[str, ...], int]:
+def _from_tf_config(config: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:
     try:
-        config = json.loads(text)
         cluster, task = config["cluster"], config["task"]
         chief = list(cluster.get("chief") or cluster.get("master") or [])
         # The chief first, as process 0 is the one that initializes, saves and reports.
         workers = chief + list(cluster.get("worker", []))
         kind, index = task["type"], task["index"]
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
+    except (KeyError, TypeError, AttributeError) as e:
         raise ValueError(
             f'TF_CONFIG must be JSON such as {{"cluster": {{"worker": ["host0:port", '
-            f'"host1:port"]}}, "task": {{"type": "worker", "index": 0}}}}; got {text!r}'
+            f'"host1:port"]}}, "task": {{"type": "worker", "index": 0}}}}; got '
+            f"{json.dumps(config)!r}"
         ) from e
     if kind not in _TASKS:
         raise ValueError(

@@ -15,11 +15,10 @@ from mesh_tensorflow._core.errors import is_real, is_whole
 from mesh_tensorflow._processes.processes import (
     check_addresses,
     processes,
+    read_tf_config,
     several_of_jax,
     task_index,
 )
-
-VARIABLE = "TF_CONFIG"
 
 
 class TaskType:
@@ -47,29 +46,6 @@ class Cluster(NamedTuple):
     service: Optional[Mapping[str, Any]] = None
 
 
-def read_tf_config() -> dict[str, Any]:
-    """Parses the environment variable TF_CONFIG.
-
-    Returns:
-      a dict; empty if the variable is not set.
-
-    Raises:
-      ValueError: the variable is not a JSON object.
-    """
-    text = os.environ.get(VARIABLE, "").strip()
-    if not text:
-        return {}
-    try:
-        read = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{VARIABLE} is not JSON ({error}): it is {text!r}. Unset it for a run of one process"
-        ) from error
-    if not isinstance(read, dict):
-        raise ValueError(f"{VARIABLE} should be a JSON object, but is {text!r}")
-    return read
-
-
 def read_cluster(tf_config: Mapping[str, Any]) -> Cluster:
     """Returns the cluster described by the keys "cluster", "task" and others.
 
@@ -86,7 +62,7 @@ def read_cluster(tf_config: Mapping[str, Any]) -> Cluster:
     task = tf_config.get("task", {})
     service = tf_config.get("service")
     if service is not None and not isinstance(service, dict):
-        raise ValueError(f'{VARIABLE}: "service" should be an object, but is {service!r}')
+        raise ValueError(f'TF_CONFIG: "service" should be an object, but is {service!r}')
     alone = Cluster(
         master=tf_config.get("session_master", ""),
         evaluation_master=tf_config.get("eval_session_master", ""),
@@ -100,7 +76,7 @@ def read_cluster(tf_config: Mapping[str, Any]) -> Cluster:
     task_type, task_id = task.get("type", TaskType.WORKER), task_index(task.get("index", 0))
     if task_type != TaskType.WORKER or task_id != 0:
         raise ValueError(
-            f'{VARIABLE} has no "cluster", so its "task" should be worker 0, but it is '
+            f'TF_CONFIG has no "cluster", so its "task" should be worker 0, but it is '
             f'{task_type} {task_id}: add "cluster", or leave out "task"'
         )
     return alone
@@ -115,7 +91,7 @@ def _one_of_many(
     chief_job = TaskType.MASTER if TaskType.MASTER in jobs else TaskType.CHIEF
     if len(jobs.get(chief_job, [])) != 1:
         raise ValueError(
-            f'{VARIABLE}: "cluster" should have one "chief" with one address, but it has '
+            f'TF_CONFIG: "cluster" should have one "chief" with one address, but it has '
             f"{json.dumps(jobs)}"
         )
     check_addresses([address for addresses in jobs.values() for address in addresses])
@@ -154,7 +130,7 @@ def _one_of_many(
 def _checked_task(task: Mapping[str, Any], jobs: Mapping[str, Sequence[str]]) -> tuple[str, int]:
     if "type" not in task or "index" not in task:
         raise ValueError(
-            f'{VARIABLE} has a "cluster", so it needs "task": {{"type": ..., "index": ...}}, which '
+            f'TF_CONFIG has a "cluster", so it needs "task": {{"type": ..., "index": ...}}, which '
             f"process of it this is; it has {json.dumps(task)}"
         )
     task_type, task_id = task["type"], task_index(task["index"])
@@ -163,12 +139,12 @@ def _checked_task(task: Mapping[str, Any], jobs: Mapping[str, Sequence[str]]) ->
         return task_type, task_id
     if task_type not in jobs:
         raise ValueError(
-            f'{VARIABLE}: the "type" of "task" is {task_type!r}, but "cluster" has '
+            f'TF_CONFIG: the "type" of "task" is {task_type!r}, but "cluster" has '
             f"{', '.join(sorted(jobs))}"
         )
     if task_id >= len(jobs[task_type]):
         raise ValueError(
-            f'{VARIABLE}: "task" is {task_type} {task_id}, but "cluster" has only '
+            f'TF_CONFIG: "task" is {task_type} {task_id}, but "cluster" has only '
             f"{len(jobs[task_type])} of {task_type}, counted from 0"
         )
     return task_type, task_id
@@ -414,7 +390,7 @@ class RunConfig:
         # arguments.
         values = {name: value for name, value in locals().items() if name in _FIELDS}
         values.update(_saving(save_checkpoints_steps, save_checkpoints_secs))
-        tf_config = read_tf_config()
+        tf_config = read_tf_config(os.environ)
         values["model_dir"] = model_dir_of(model_dir, tf_config)
         self._values = _checked(values)
         self._cluster: Cluster = read_cluster(tf_config)

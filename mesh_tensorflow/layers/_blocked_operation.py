@@ -24,9 +24,6 @@ from mesh_tensorflow._core.operation import (
     Collective,
     Cost,
     LaidOutLike,
-    Partial,
-    PartialSums,
-    PendingSums,
     is_differentiable,
 )
 from mesh_tensorflow._core.shape import single_axes
@@ -767,12 +764,9 @@ class BlockedAttentionGradOperation(Blocked):
             results.append(tf.cast(restored(x, order, output.shape.dimension_names), output.dtype))
         return tuple(results)
 
-    def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
+    def begun_sums(self, mesh_impl: MeshImpl) -> dict[mtf.Tensor, list[int]]:
         """Gradients of inputs that are replicated where logits are split are partial."""
-        if pending:
-            return None
-        axes = {y: tuple(self._summed_axes(mesh_impl, y)) for y in self._outputs}
-        return {y: Partial(a) for y, a in axes.items() if a}
+        return {y: self._summed_axes(mesh_impl, y) for y in self._outputs}
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """The logits again, and a matrix product for each factor; the gathering of a memory."""

@@ -181,10 +181,7 @@ class Decoder:
         Raises:
           ValueError: a field is missing, or has a value that no family knows.
         """
-        must_be = dict(_MUST_BE)
-        if "ff_biases" not in options:  # else the family has looked at it, or has no such field
-            must_be["mlp_bias"] = False
-        for name, value in must_be.items():
+        for name, value in _MUST_BE.items():
             config.must_be(name, value)
         config.get("is_decoder")  # they are, whatever it says
         named = {**_FIELDS, **(fields or {})}
@@ -201,6 +198,7 @@ class Decoder:
             "gated": lambda: True,
             "epsilon": lambda: config.real(named["epsilon"], 1e-6),
             "biases": lambda: "qkvo" if config.is_true("attention_bias", False) else "",
+            "ff_biases": lambda: config.must_be("mlp_bias", False),
             "tied": lambda: config.is_true("tie_word_embeddings", False),
         }
         # What the family gives is not read: its field may be missing, or mean something else.

@@ -206,8 +206,8 @@ class Config:
             )
         return value
 
-    def must_be(self, name: str, expected: Any) -> None:
-        """Checks a field of which the family knows one value.
+    def must_be(self, name: str, expected: Any) -> Any:
+        """Returns a field of which the family knows one value.
 
         Args:
           name: its name.
@@ -222,6 +222,7 @@ class Config:
                 f"{self.path}: config.json has {name}={value!r}, which is not known for this "
                 f"family: only {name}={expected!r} is"
             )
+        return value
 
     def tell_unknown(self) -> None:
         """Warns of fields that have not been read, but for those that say nothing of the model.

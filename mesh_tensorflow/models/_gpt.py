@@ -107,15 +107,19 @@ _FIELDS: dict[str, dict[str, str]] = {
 }
 # What missing fields mean; a number of hidden units is four times that of channels.
 _MISSING: dict[str, dict[str, Any]] = {
-    "gpt2": {"n_positions": 1024, "activation_function": "gelu_new"},
-    "gpt_neo": {"activation_function": "gelu_new"},
+    "gpt2": {
+        "n_positions": 1024,
+        "activation_function": "gelu_new",
+        "tie_word_embeddings": True,
+    },
+    "gpt_neo": {"activation_function": "gelu_new", "tie_word_embeddings": True},
     "gpt_neox": {
         "hidden_act": "gelu",
         "attention_bias": True,
         "rotary_pct": 0.25,
     },
     "gptj": {"activation_function": "gelu_new"},
-    "opt": {"activation_function": "relu"},
+    "opt": {"activation_function": "relu", "tie_word_embeddings": True},
 }
 # What the fields of a family must say, as nothing else is known.
 _MUST_BE: dict[str, dict[str, Any]] = {
@@ -171,7 +175,6 @@ def form_of(config: Config) -> Form:
         epsilon=1e-5 if kind == "opt" else config.real(fields["epsilon"], 1e-5),
         rms=False,
         ff_biases=config.is_true("enable_bias", True) if kind == "opt" else True,
-        tied=config.is_true("tie_word_embeddings", kind not in ("gptj", "gpt_neox")),
         prefix="" if kind in _LAYERS else "transformer.",
         # Masks and tables that older folders have.
         ignored=r"\.(attn|attention)\.(masked_)?bias$|\.rotary_emb\.inv_freq$",

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
-from mesh_tensorflow._core.errors import check_flag, table_lookup
+from mesh_tensorflow._core.errors import check_choice, check_flag
 from mesh_tensorflow.optimize._adam import AdamWeightDecayOptimizer
 from mesh_tensorflow.optimize._base import (
     ADAFACTOR,
@@ -290,7 +290,8 @@ def adafactor_optimizer_from_hparams(hparams: Any, lr: Rate) -> AdafactorOptimiz
       ValueError: optimizer_adafactor_decay_type is unknown.
     """
     decay_type = hparams.optimizer_adafactor_decay_type
-    decay_rate = table_lookup(_DECAY_RATES, decay_type, "optimizer_adafactor_decay_type")
+    check_choice("hparams", "optimizer_adafactor_decay_type", decay_type, _DECAY_RATES)
+    decay_rate = _DECAY_RATES[decay_type]
     return AdafactorOptimizer(
         multiply_by_parameter_scale=hparams.optimizer_adafactor_multiply_by_parameter_scale,
         learning_rate=lr,
@@ -408,4 +409,5 @@ def make_optimizer(hparams: Any, lr: Rate) -> Optimizer:
     Raises:
       ValueError: the name is unknown.
     """
-    return table_lookup(_OPTIMIZERS, hparams.optimizer, "hparams.optimizer")(hparams, lr)
+    check_choice("hparams", "optimizer", hparams.optimizer, _OPTIMIZERS)
+    return _OPTIMIZERS[hparams.optimizer](hparams, lr)

@@ -34,7 +34,7 @@ from mesh_tensorflow._mesh.variables.checkpoint_files import (
     write_parts,
 )
 from mesh_tensorflow._mesh.variables.given_values import fitting, fitting_part, given_parts
-from mesh_tensorflow._mesh.variables.store import Form, VariableStore, differs
+from mesh_tensorflow._mesh.variables.store import Form, Stored, VariableStore, differs
 from mesh_tensorflow._quiet import not_advised
 from mesh_tensorflow._stop_signals import deferred
 from mesh_tensorflow.checkpoint import CheckpointError, Wanted, check_checkpoint
@@ -427,7 +427,7 @@ class ArrayStore(VariableStore):
                 f"variable {variable.name!r} is lowered with {mesh_impl!r}, but the function of "
                 f"mtf.pjrt runs on {trace.mesh_impl!r}. Lower programs with mtf.pjrt.mesh_impl()"
             )
-        name, known = variable.name, self._known.forms.get(variable.name)
+        name, known = variable.name, self._known.form(variable.name)
         form = form_of(variable, trace.mesh_impl)
         if known is not None and (known.shape, known.dtype) != (form.shape, form.dtype):
             raise ValueError(differs(name, known, form, False))
@@ -502,7 +502,8 @@ class ArrayStore(VariableStore):
 
     def _set(self, traced: ValueOfVariable, array: jax.Array) -> None:
         name = traced.variable.name
-        self._arrays[name], self._known.forms[name] = array, traced.form
+        self._arrays[name] = array
+        self._known.variables.setdefault(name, Stored(traced.form)).form = traced.form
 
     def restore(self, path: str) -> None:
         """Restores all variables, or none; see `mtf.pjrt.restore`.

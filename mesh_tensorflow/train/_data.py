@@ -19,6 +19,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import did_you_mean, dims_text
+from mesh_tensorflow._core.shape import is_dimension
 from mesh_tensorflow._elements import Elements
 
 
@@ -234,14 +235,7 @@ def _is_leaf(dims: Any) -> bool:
     if isinstance(dims, (str, mtf.Shape)):
         return True
     # A list of dimensions is that of one feature, a list of such lists that of several.
-    return isinstance(dims, (tuple, list)) and bool(dims) and all(map(_is_dimension, dims))
-
-
-def _is_dimension(d: Any) -> bool:
-    if isinstance(d, mtf.Dimension):
-        return True
-    pair = isinstance(d, (tuple, list)) and len(d) == 2
-    return pair and isinstance(d[0], str) and isinstance(d[1], int)
+    return isinstance(dims, (tuple, list)) and bool(dims) and all(map(is_dimension, dims))
 
 
 def _kind_text(item: Any) -> str:

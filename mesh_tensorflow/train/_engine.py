@@ -29,7 +29,7 @@ from mesh_tensorflow.train._model import (
     Model,
     check_names,
 )
-from mesh_tensorflow.train._placing import Agreement, Choosing, Placing
+from mesh_tensorflow.train._placing import Agreement, Choosing, Setup
 from mesh_tensorflow.train._saving import InThisThread
 
 if TYPE_CHECKING:
@@ -120,25 +120,20 @@ class _SessionProgram:
 
     def __init__(
         self,
-        model: Model,
-        placing: Placing,
-        features: Features,
+        setup: Setup,
         batch: Batch,
-        seed: Optional[int],
         training: bool,
-        container: str,
         initial: Optional[Initial] = None,
         padded: bool = False,
     ):
         """Builds a program; `padded` ones take fewer rows than the batch has, too."""
+        model, placing, features = setup.model, setup.placing, setup.features
         self.graph = tf.Graph()
         self._cluster = placing.cluster
         self._is_on_one_device = len(set(placing.devices)) == 1
         lowered: list[LoweredModel] = []
-        # Servers of several processes keep variables by name, and outlive a session: a container of
-        # its own keeps those of an earlier run from this one.
-        with self.graph.as_default(), self.graph.container(container):
-            tf.set_random_seed(seed)
+        with self.graph.as_default(), self.graph.container(setup.container):
+            tf.set_random_seed(setup.seed)
             self.step = tf.train.create_global_step()
             # Read here, the step is that before the program increments it.
             before = tf.identity(self.step.read_value())
@@ -334,66 +329,51 @@ class SessionEngine(Engine):
 
     def __init__(
         self,
-        model: Model,
-        eval_model: Model,
-        placing: Placing,
-        features: Features,
-        seed: Optional[int],
+        setup: Setup,
+        eval_model: Optional[Model] = None,
         choosing: Optional[Choosing] = None,
         when_built: Optional[Callable[[], object]] = None,
     ):
         """Creates an engine.
 
         Args:
-          model: the model to train.
-          eval_model: the model to evaluate, with the same variables.
-          placing: where programs run.
-          features: the features of a training batch.
-          seed: the seed of initial values and of random operations.
-          choosing: what chooses by the first batch how steps run; None if `placing` says it.
+          setup: that of training programs.
+          eval_model: the model to evaluate, with the same variables; that of `setup` if None.
+          choosing: what chooses by the first batch how steps run; None if `setup` says it.
           when_built: called before anything is run of the training program.
         """
         self._when_built = when_built
         self._choosing = choosing
-        self._model, self._eval_model = model, eval_model
-        self._placing, self._features = placing, features
-        self._seed = seed
+        # Servers of several processes keep variables by name, and outlive a session: a container of
+        # its own keeps those of an earlier run from this one.
+        cluster = setup.placing.cluster
+        container = "" if cluster is None else cluster.next_container()
+        self._setup = dataclasses.replace(setup, container=container)
+        self._eval_model = setup.model if eval_model is None else eval_model
         self._training: Optional[_SessionProgram] = None
         self._used: Optional[Initial] = None  # the weights of evaluations, without training
         self._evaluations: dict[tuple, _SessionProgram] = {}
         self._made_saver: Optional[Saver] = None
         self._when_read: Optional[Callable[[], None]] = None
-        self._container = placing.cluster.next_container() if placing.cluster else ""
 
     def prepare(self, batch: Batch, checkpoint: Optional[str], initial: Optional[Initial]) -> None:
         """Builds the training program, and initializes or restores its variables."""
-        self._features.check(batch)
+        self._setup.features.check(batch)
         if self._choosing is not None:
-            model, features = self._model, self._features
 
-            def engine_of(placing: Placing, when_built: Callable[[], object]) -> SessionEngine:
-                return SessionEngine(
-                    model, model, placing, features, self._seed, when_built=when_built
-                )
+            def engine_of(tried: Setup, when_built: Callable[[], object]) -> SessionEngine:
+                return SessionEngine(tried, when_built=when_built)
 
-            self._placing = self._choosing.placing(model, self._placing, features, batch, engine_of)
-        self.layout = ";".join(f"{d}:{m}" for d, m in self._placing.rules.pairs)
-        self._training = _SessionProgram(
-            self._model,
-            self._placing,
-            self._features,
-            batch,
-            self._seed,
-            True,
-            self._container,
-            initial,
-        )
+            chosen = self._choosing.placing(self._setup, batch, engine_of)
+            self._setup = dataclasses.replace(self._setup, placing=chosen)
+        self.layout = ";".join(f"{d}:{m}" for d, m in self._setup.placing.rules.pairs)
+        self._training = _SessionProgram(self._setup, batch, True, initial)
         self.lowered = self._training.lowered
         if self._when_built is not None:
             self._when_built()
         self._training.initialize(checkpoint)
         # Several processes have restored it where they initialized.
-        if checkpoint is not None and self._placing.cluster is None:
+        if checkpoint is not None and self._setup.placing.cluster is None:
             with self._training.graph.as_default():
                 self._saver().restore(self._training.session, checkpoint)
             self._training.session.run(self._training._to_slices)
@@ -415,7 +395,7 @@ class SessionEngine(Engine):
     def train(self, batch: Batch) -> dict[str, float]:
         """Does a step; returns the loss and the metrics."""
         assert self._training is not None
-        self._features.check(batch)
+        self._setup.features.check(batch)
         outputs = self._training.run(self._training.fitted(batch))
         outputs.pop("step")
         means = Means()
@@ -454,7 +434,7 @@ class SessionEngine(Engine):
     ) -> Iterator[tuple[_SessionProgram, dict[str, list[Any]], int]]:
         """Yields for each batch, or piece of one, its program, the outputs and the rows."""
         # Programs on the servers of several processes share variables by name.
-        shared = self._placing.cluster is not None
+        shared = self._setup.placing.cluster is not None
         fresh: set[tuple] = set()
         for batch in itertools.chain.from_iterable(map(self._pieces, batches)):
             key = tuple((array.shape, array.dtype.name) for array in batch)
@@ -483,11 +463,12 @@ class SessionEngine(Engine):
         """Returns a batch in pieces that can be computed: rows that the layout splits equally, and
         the others.
         """
-        if self._features.shapes is None:
+        features, placing = self._setup.features, self._setup.placing
+        if features.shapes is None:
             return [batch]
         rows = len(batch[0])
-        left = rows % self._placing.parts_of_batch(self._features.with_batch(rows).batch_dim)
-        if left and self._placing.given is not None:
+        left = rows % placing.parts_of_batch(features.with_batch(rows).batch_dim)
+        if left and placing.given is not None:
             raise ValueError(
                 f"fit: the last batch of eval_data has {rows} rows, which the layout of mesh_impl "
                 f"does not split equally. Leave the last {left} rows out, or give fit mesh_shape "
@@ -497,26 +478,20 @@ class SessionEngine(Engine):
         return [[array[p] for array in batch] for p in pieces if p.start < p.stop]
 
     def _evaluation(self, batch: Batch, padded: bool = False) -> _SessionProgram:
+        features = self._setup.features
         # For so few steps, and a last batch of another size, compiling takes longer than it saves.
-        features, placing = self._features, dataclasses.replace(self._placing, compiled=False)
+        placing = dataclasses.replace(self._setup.placing, compiled=False)
         if features.shapes is not None:
-            features = self._features.with_batch(len(batch[0]))
+            features = features.with_batch(len(batch[0]))
             features.check(batch)
             if features.batch_dim.size % placing.parts_of_batch(features.batch_dim):
                 # The rows that are left over are fewer than the parts; they are computed by all
                 # processors alike.
                 placing = placing.whole(features.batch_dim)
-        program = _SessionProgram(
-            self._eval_model,
-            placing,
-            features,
-            batch,
-            self._seed,
-            False,
-            self._container,
-            None if padded else self._used,
-            padded,
+        setup = dataclasses.replace(
+            self._setup, model=self._eval_model, placing=placing, features=features
         )
+        program = _SessionProgram(setup, batch, False, None if padded else self._used, padded)
         trained = program.lowered.graph.trainable_variables
         unknown = {part.name for v in trained for part in v.parts}
         if self._training is not None and unknown - set(self._training.variables):
@@ -540,7 +515,8 @@ class SessionEngine(Engine):
         session: tf.Session = self._training.session
         # A step changes slices; masters with values of their own are what is saved.
         session.run(self._training._to_masters)
-        if when_read is not None and self._placing.cluster is None:  # servers have their threads
+        # The servers of several processes have threads of their own.
+        if when_read is not None and self._setup.placing.cluster is None:
             session = InThisThread(session)
         path = os.path.join(directory, CHECKPOINT_NAME)
         with self._training.graph.as_default():
@@ -571,8 +547,8 @@ class SessionEngine(Engine):
 
     def finish(self) -> None:
         """Waits for the other processes."""
-        if self._placing.cluster is not None:
-            self._placing.cluster.finish()
+        if self._setup.placing.cluster is not None:
+            self._setup.placing.cluster.finish()
 
     def values(self) -> dict[str, np.ndarray]:
         """Returns the whole values of all variables, by name."""
@@ -581,7 +557,7 @@ class SessionEngine(Engine):
 
     def forget(self) -> None:
         """Frees the variables of training, which servers of several processes would keep."""
-        if self._training is not None and self._placing.cluster is not None:
+        if self._training is not None and self._setup.placing.cluster is not None:
             self._training.free()
 
     def close(self) -> None:
@@ -663,9 +639,9 @@ class StepEngine(Engine):
         # Slots have the name of a weight with "/" or "_" after it; they are left to begin anew.
         roots = tuple(f"{name}{mark}" for name in trained for mark in "/_")
         own = {n: v for n, v in masters.items() if n in trained or not n.startswith(roots)}
-        found = self._store._known.averages
-        averages = {weight: masters[a] for a, weight in found.items() if a in masters}
-        dims = {n: form.shape.dimension_names for n, form in self._store._known.forms.items()}
+        known = self._store._known
+        averages = {weight: masters[a] for a, weight in known.averages.items() if a in masters}
+        dims = {n: stored.form.shape.dimension_names for n, stored in known.variables.items()}
         initial.load(own, trained, averages, dims)
 
     def _make_variables(self, batch: Batch) -> None:

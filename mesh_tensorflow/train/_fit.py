@@ -44,7 +44,14 @@ from mesh_tensorflow.train._loop import (
     unpacked,
 )
 from mesh_tensorflow.train._model import Model, check_optimizer
-from mesh_tensorflow.train._placing import Choosing, Given, Placing, compiled_or_not, placing_of
+from mesh_tensorflow.train._placing import (
+    Choosing,
+    Given,
+    Placing,
+    Setup,
+    compiled_or_not,
+    placing_of,
+)
 from mesh_tensorflow.train._saving import Best, Checkpoints
 from mesh_tensorflow.train.callbacks import Callback, Run, TensorBoard, has_board
 from mesh_tensorflow.visualize import training_report
@@ -418,11 +425,11 @@ def fit(
         engine: Engine = StepEngine(model_fn, eval_fn, store, features, seed)
     else:
         # Another function, with the precision and the averages that the weights are trained with.
-        eval_model = model if eval_fn is None else dataclasses.replace(model, fn=eval_fn)
+        eval_model = None if eval_fn is None else dataclasses.replace(model, fn=eval_fn)
         choosing = None
         if auto is not None or is_timed:
             choosing = Choosing(auto or Auto(), auto is not None, is_timed, progress and chief)
-        engine = SessionEngine(model, eval_model, placing, features, seed, choosing)
+        engine = SessionEngine(Setup(model, placing, features, seed), eval_model, choosing)
     loop = Loop(
         engine=engine,
         run=Run(steps, directory, logdir, _told(arguments)),

@@ -110,20 +110,24 @@ class Initial(NamedTuple):
             values=self.values,
             say=self.say,
         )
-        can_resize = self.resize is not None
+        # With averages, which evaluations use: these would otherwise begin with the initial values
+        # that the weights no longer have.
+        pairs = [
+            (other, of[n])
+            for n, other in there.items()
+            if other in found
+            for of in (variables, averages)
+            if n in of
+        ]
         if self.values is not None:
-            each = [(other, (variables[n], averages.get(n))) for n, other in there.items()]
-            pairs = [(other, v) for other, vs in each for v in vs if v is not None]
-            init_from_values(self.values, [p for p in pairs if p[0] in found], self.progress)
+            init_from_values(self.values, pairs, self.progress)
             return
-        init_from_checkpoint(self.path, found, resize=can_resize)
-        for n, other in there.items():  # one value for several variables takes several calls
-            same = [variables[n]] if variables[n] is not found.get(other) else []
-            # Evaluations use the averages, which would otherwise begin with the initial values that
-            # the weights no longer have.
-            for variable in [*same, *([averages[n]] if n in averages else [])]:
-                if other in found:
-                    init_from_checkpoint(self.path, {other: variable}, resize=can_resize)
+        while pairs:  # one value for several variables takes several calls
+            some: dict[str, Any] = {}
+            for other, variable in pairs:
+                some.setdefault(other, variable)
+            init_from_checkpoint(self.path, some, resize=self.resize is not None)
+            pairs = [(other, v) for other, v in pairs if v is not some[other]]
 
     def load_all(self, variables: Mapping[str, Any]) -> None:
         """Has all of some variables initialized with their values in the file.

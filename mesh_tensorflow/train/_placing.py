@@ -554,6 +554,25 @@ def devices_of(
     return ("/device:CPU:0",) * shape.size
 
 
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What the programs of an engine have in common, whatever batch each of them is for.
+
+    Attributes:
+      model: the model.
+      placing: where programs run.
+      features: the features of a batch.
+      seed: the seed of initial values and of random operations; None for another one in each run.
+      container: that of variables on servers of several processes, which outlive a session.
+    """
+
+    model: Model
+    placing: Placing
+    features: Features
+    seed: Optional[int]
+    container: str = ""
+
+
 # -- a layout that is chosen: steps of the user's own program under the best candidates
 
 
@@ -575,22 +594,19 @@ class Choosing:
 
     def placing(
         self,
-        model: Model,
-        placing: Placing,
-        features: Features,
+        setup: Setup,
         batch: Batch,
-        engine_of: Callable[[Placing, Callable[[], object]], SessionEngine],
+        engine_of: Callable[[Setup, Callable[[], object]], SessionEngine],
     ) -> Placing:
         """Returns where the run is placed, so that its steps are the fastest.
 
         Args:
-          model: the model to train.
-          placing: where programs run; without a layout, if that is chosen.
-          features: the features of a training batch.
+          setup: that of the training; without a layout, if that is chosen.
           batch: a batch, which all steps that are timed are of.
-          engine_of: returns a new engine for a Placing, which calls a function before it runs
-            what it has built.
+          engine_of: returns a new engine for a Setup, which calls a function before it runs what it
+            has built.
         """
+        placing = setup.placing
         together: Optional[Together] = None
 
         def when_built() -> None:
@@ -600,7 +616,7 @@ class Choosing:
 
         @contextlib.contextmanager
         def run(tried: Placing) -> Iterator[Callable[[], Any]]:
-            engine = engine_of(tried, when_built)
+            engine = engine_of(dataclasses.replace(setup, placing=tried), when_built)
             try:
                 engine.prepare(batch, None, None)
                 yield lambda: engine.train(batch)
@@ -611,7 +627,7 @@ class Choosing:
         with contextlib.ExitStack() as stack:
             if placing.cluster is not None:
                 together = stack.enter_context(placing.cluster.together())
-            graph = _graph_of(model, features, batch)
+            graph = _graph_of(setup, batch)
             place = Place(placing.shape, placing.devices, placing.simd, placing.pjrt, together)
             return self._chosen(place, placing, graph, run)
 
@@ -687,11 +703,13 @@ def compiled_or_not(placing: Placing, jit_compile: Union[bool, str]) -> tuple[Pl
     return placing, jit_compile == "auto"
 
 
-def _graph_of(model: Model, features: Features, batch: Batch) -> mtf.Graph:
+def _graph_of(setup: Setup, batch: Batch) -> mtf.Graph:
     """Returns the program of a step, which is the same for each layout."""
     with tf.Graph().as_default():
         step = tf.train.create_global_step()
         tensors = [tf.placeholder(array.dtype, array.shape) for array in batch]
         one = PlacementMeshImpl("all:1", "", [""])
-        lowered, _ = model.build(features, tensors, lambda: one, step, step.read_value(), True)
+        lowered, _ = setup.model.build(
+            setup.features, tensors, lambda: one, step, step.read_value(), True
+        )
     return lowered.graph

@@ -24,7 +24,7 @@ from mesh_tensorflow.train._engine import SessionEngine
 from mesh_tensorflow.train._fit import explained
 from mesh_tensorflow.train._loop import initial_of
 from mesh_tensorflow.train._model import Model, Output, call_model
-from mesh_tensorflow.train._placing import Given, Placing, placing_of
+from mesh_tensorflow.train._placing import Given, Placing, Setup, placing_of
 
 __all__ = ["evaluate", "export", "predict"]
 
@@ -350,7 +350,7 @@ def _use(
     # A function, as with several processes of JAX the first one alone calls it.
     def main() -> Any:
         # Nothing is trained: each use runs the second, the model of evaluations.
-        engine = SessionEngine(model, model, placing, features, arguments["seed"])
+        engine = SessionEngine(Setup(model, placing, features, arguments["seed"]))
         try:
             initial = initial_of(directory, what=f"{called}: directory")
             assert initial is not None

@@ -90,7 +90,9 @@ def test_times_by_operation(run, tmp_path):
         assert len(profile.table("operation", limit=1).splitlines()) == 5
     assert "layer " in profile.table("layer")
     assert "EinsumOperation" in mtf.debug.time_table(str(tmp_path), by="type")
-    with pytest.raises(ValueError, match="rows of a time table 'size'; known are kind, layer"):
+    with pytest.raises(
+        ValueError, match="time_table: by='size' is none of 'operation', 'type', 'layer', 'kind'"
+    ):
         profile.table("size")
 
 

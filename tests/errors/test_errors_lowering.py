@@ -220,7 +220,12 @@ MESHES = {
     "allreduce": (
         lambda: PlacementMeshImpl("x:1", "", [""], allreduce="fast"),
         V,
-        r"unknown allreduce method 'fast'; known are auto, collective, ring",
+        r"PlacementMeshImpl: allreduce='fast' is none of 'ring', 'collective', 'auto'",
+    ),
+    "merge": (
+        lambda: PlacementMeshImpl("x:1", "", [""], merge="host"),
+        V,
+        r"PlacementMeshImpl: merge='host' is none of 'device', 'memory', 'none'",
     ),
     "mesh_string": (
         lambda: PlacementMeshImpl("x=2", "", []),
@@ -310,7 +315,11 @@ MESHES = {
         V,
         r"each of 2 devices, got 1",
     ),
-    "reduction": (lambda: mtf.reduction_fn("MEAN"), V, r"'MEAN'; known are MAX, MIN, SUM"),
+    "reduction": (
+        lambda: mtf.reduction_fn("MEAN"),
+        V,
+        r"reduction_fn_string='MEAN' is none of 'SUM', 'MAX', 'MIN'",
+    ),
 }
 
 

@@ -92,6 +92,11 @@ BUILD = {
     "slice_range": (lambda w: mtf.slice(w.x, 10, 8, "b"), V, r"10 .. 18 is not within b=16"),
     "slice_unknown": (lambda w: mtf.slice(w.x, 0, 1, "z"), V, r"'z' not found in Shape"),
     "pad_negative": (lambda w: mtf.pad(w.x, [-1, 0], "b"), V, r"0 or more, got \[-1, 0\] for b=16"),
+    "pad_mode": (
+        lambda w: mtf.pad(w.x, [1, 1], "b", mode="wrap"),
+        V,
+        "pad: mode='wrap' is none of 'constant', 'reflect', 'edge'",
+    ),
     "pad_one_number": (lambda w: mtf.pad(w.x, [1], "b"), V, r"two numbers \[before, after\]"),
     "repeated_dim": (
         lambda w: mtf.reshape(w.x, [("a", 8), ("a", 8), ("d", 2)]),

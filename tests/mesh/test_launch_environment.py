@@ -85,7 +85,8 @@ def test_devices():
 @pytest.mark.parametrize(
     "environment, text",
     [
-        ({"TF_CONFIG": "{"}, "TF_CONFIG must be JSON such as"),
+        ({"TF_CONFIG": "{"}, "TF_CONFIG is not JSON .* Unset it for a run of one process"),
+        ({"TF_CONFIG": "[1]"}, "TF_CONFIG should be a JSON object"),
         ({"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}}'}, "TF_CONFIG must be JSON such as"),
         (
             tf_config({"worker": ["a:1", "b"]}, "worker", 0),

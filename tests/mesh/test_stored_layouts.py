@@ -340,7 +340,7 @@ def test_an_argument_of_mtf_function():
         "zero=3 over rows",
         "None",
     ]
-    layouts = [list(fn.store._known.forms["wi/kernel"].layout) for fn in (stored, plain)]
+    layouts = [list(fn.store._known.variables["wi/kernel"].form.layout) for fn in (stored, plain)]
     assert layouts == [[None, 0], [None, None]]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 

@@ -261,7 +261,7 @@ def test_other_numbers_of_replicas():
     [
         (
             lambda c, x: c.allreduce(x, [0], "MEAN"),
-            "unknown reduction 'MEAN'; known are MAX, MIN, SUM",
+            "reduction_fn_string='MEAN' is none of 'SUM', 'MAX', 'MIN'",
         ),
         (
             lambda c, x: c.alltoall(x[:, :6], 1, 1, 0),

@@ -262,7 +262,7 @@ REFUSED = [
     ({"f": "fh:3,fw:3,i:2,b:2"}, r"must not have repeated dimensions: .*mtf.rename_dimension"),
     ({"strides": [1, 2, 1]}, r"strides must be \[1, sh, sw, 1\].*but they are \[1, 2, 1\]"),
     ({"strides": [2, 1, 1, 1]}, r"1 for batch and channels, but they are \[2, 1, 1, 1\]"),
-    ({"padding": "same"}, r"unknown padding of Conv2dOperation 'same'; known are SAME, VALID"),
+    ({"padding": "same"}, r"Conv2dOperation: padding='same' is none of 'SAME', 'VALID'"),
     ({"dtypes": [tf.float64, tf.float32]}, r"conv2d: dtypes must be equal: .*float64.*mtf.cast"),
     ({"dtypes": [tf.int64] * 2}, r"does not convolve int64 .*mtf.to_float"),
     (
@@ -501,7 +501,10 @@ class TestRefusals:
                 ((x, (2, 2, 2), (2, 2, 2), "AVG_2D"), r"must be 2 .* but is \(2, 2, 2\)"),
                 ((x, (2, 0), (2, 0), "AVG_2D"), r"whole numbers from 1.* but is \(2, 0\)"),
                 ((x, (5, 2), (5, 2), "MAX_2D"), r"ksize \(5, 2\) is larger than h=4 of "),
-                ((x, (2, 2), (2, 2), "MIN_2D"), "'MIN_2D'; known are AVG_2D, AVG_3D, MAX_2D"),
+                (
+                    (x, (2, 2), (2, 2), "MIN_2D"),
+                    "pool_fn_string='MIN_2D' is none of 'MAX_2D', 'MAX_3D', 'AVG_2D'",
+                ),
                 ((n, (2, 2, 2), (2, 2, 2), "MAX_3D"), r"3 spatial dimensions, .* has 3 dim"),
                 ((n, (2, 2), (2, 2), "AVG_2D"), "averages floating tensors, not .* int32"),
             ]:

@@ -361,20 +361,36 @@ _uses: contextvars.ContextVar[Optional[list[tuple[VariableStore, str, bool]]]] =
 )
 
 
+@dataclasses.dataclass
+class Stored:
+    """What a store records about one of its variables.
+
+    Attributes:
+      form: the form of its slices.
+      lowered: whether a Lowering has used it.
+      captures: how often traces of a tf.function have captured its slices.
+      unclaimed: whether a trace made it which then failed, and nothing has used it since.
+    """
+
+    form: Form
+    lowered: bool = False
+    captures: int = 0
+    unclaimed: bool = False
+
+
 class _Known:
     """What a store records about its variables, by name; hidden from TensorFlow's checkpoints."""
 
     def __init__(self) -> None:
-        self.forms: dict[str, Form] = {}
+        self.variables: dict[str, Stored] = {}
         self.saved = SavedVariables()
         self.averages: dict[str, str] = {}  # the names of weights by those of their averages
-        self.lowered: set[str] = set()  # variables that a Lowering has used
-        # How often traces of a tf.function have captured the slices of a variable.
-        self.in_functions: collections.Counter[str] = collections.Counter()
-        # Variables that a trace made which then failed, and that nothing has used since.
-        self.unclaimed: set[str] = set()
         self.values: Mapping[str, Any] = {}  # what variables that are made later begin with
         self.calls: list[Calls] = []  # of functions that XLA compiles, by which seeds are respected
+
+    def form(self, name: str) -> Optional[Form]:
+        """Returns the form in which a variable is stored; None if there is none of the name."""
+        return self.variables[name].form if name in self.variables else None
 
 
 class VariableStore(tf2.Module):
@@ -401,9 +417,9 @@ class VariableStore(tf2.Module):
         self._known = _Known()
 
     def __repr__(self) -> str:
-        forms = self._known.forms
-        parameters = sum(form.shape.size for form in forms.values())
-        meshes = sorted({dims_text(form.mesh_shape) for form in forms.values() if form.mesh_shape})
+        forms = [stored.form for stored in self._known.variables.values()]
+        parameters = sum(form.shape.size for form in forms)
+        meshes = sorted({dims_text(form.mesh_shape) for form in forms if form.mesh_shape})
         where = f", in slices on a mesh {' and '.join(meshes)}" if meshes else ""
         shown = first_names(self.names, _SHOWN)
         return (
@@ -445,7 +461,7 @@ class VariableStore(tf2.Module):
     @property
     def names(self) -> list[str]:
         """Names of the mtf variables in the store, in order of creation."""
-        return list(self._known.forms)
+        return list(self._known.variables)
 
     @property
     def masters(self) -> dict[str, Any]:
@@ -512,11 +528,11 @@ class VariableStore(tf2.Module):
         """
         if not tf.executing_eagerly():
             return
-        name, known = variable.name, self._known.forms.get(variable.name)
+        stored = self._known.variables.get(variable.name)
         form = whole_form(variable.shape, variable.slice_dtype)
         # Variables that are left from a failed call are created again.
-        kept = self is not variable.graph.variable_store and known == form
-        if name in self._known.lowered or kept:
+        kept = self is not variable.graph.variable_store
+        if stored is not None and (stored.lowered or (kept and stored.form == form)):
             return
         # The name is a full one already, which scopes in force must not extend.
         with tf.device(form.devices[0]), tf.name_scope(None):
@@ -542,7 +558,7 @@ class VariableStore(tf2.Module):
           ValueError: the store has the variable with another shape or dtype, or a tf.function has
             captured it in another layout.
         """
-        name, known = variable.name, self._known.forms.get(variable.name)
+        name, known = variable.name, self._known.form(variable.name)
         form = Form(
             variable.shape,
             variable.slice_dtype,
@@ -551,7 +567,7 @@ class VariableStore(tf2.Module):
             list(owner),
             {pnum: mesh_impl.devices[pnum] for pnum in set(owner)},
         )
-        new = known is None or name in self._known.unclaimed
+        new = known is None or self._known.variables[name].unclaimed
         if known is not None and new and (known.shape, known.dtype) != (form.shape, form.dtype):
             known = None  # no more than the mistake of a call is lost
         if known is None:
@@ -569,7 +585,7 @@ class VariableStore(tf2.Module):
             same = (known.shape, known.dtype) == (form.shape, form.dtype)
             # A trace holds its slices, and would go on to read and assign to them while the value
             # is elsewhere.
-            if not same or self._known.in_functions[name]:
+            if not same or self._known.variables[name].captures:
                 # Elsewhere only the devices differ: the slices fit, and are used where they are.
                 if known == form:
                     return self._slices_of(name)
@@ -578,10 +594,10 @@ class VariableStore(tf2.Module):
             with tf.init_scope():
                 pieces = _pieces(variable, mesh_impl, self.value(name))
                 self._lay_out(variable, form, mesh_impl, pieces, self._slices_of(name))
+        stored = self._known.variables[name]
         # From now on a Variable that is made again leaves the value as it is.
-        self._known.lowered.add(name)
-        if new:
-            self._known.unclaimed.add(name)
+        stored.lowered = True
+        stored.unclaimed = new
         return self._used(name)
 
     def _first_value(self, variable: Variable, form: Form) -> tf.Tensor:
@@ -620,10 +636,10 @@ class VariableStore(tf2.Module):
 
     def _used(self, name: str) -> dict[int, tf.Variable]:
         """Returns the slice variables; notes that a tf.function that is traced captures them."""
-        new = name in self._known.unclaimed
-        self._known.unclaimed.discard(name)
+        stored = self._known.variables[name]
+        new, stored.unclaimed = stored.unclaimed, False
         if not tf.executing_eagerly():
-            self._known.in_functions[name] += 1
+            stored.captures += 1
             uses = _uses.get()
             if uses is not None:
                 uses.append((self, name, new))
@@ -637,9 +653,10 @@ class VariableStore(tf2.Module):
           new: whether nothing had used it before.
         """
         # The variable stays, as a checkpoint that was read before gave it its value.
-        self._known.in_functions[name] -= 1
-        if new and not self._known.in_functions[name]:
-            self._known.unclaimed.add(name)
+        stored = self._known.variables[name]
+        stored.captures -= 1
+        if new and not stored.captures:
+            stored.unclaimed = True
 
     def _lay_out(
         self,
@@ -650,7 +667,7 @@ class VariableStore(tf2.Module):
         old: dict[int, tf.Variable],
     ) -> None:
         """Stores a value in slices, a function of the processor; keeps those that exist already."""
-        there = self._known.forms[variable.name] if old else None
+        there = self._form(variable.name) if old else None
         made: dict[int, tf.Variable] = {}
         for pnum, device in sorted(form.devices.items()):
             part = form.begin(pnum), form.sizes
@@ -679,7 +696,7 @@ class VariableStore(tf2.Module):
             self._by_name = {**self._by_name, name: slices}
         else:
             self._by_name[name] = slices
-        self._known.forms[name] = form
+        self._known.variables.setdefault(name, Stored(form)).form = form
         # Last: it restores a value that a checkpoint has kept for this name, into these slices.
         self._known.saved.add(self, name, variable.shape, variable.master_dtype, variable.trainable)
 
@@ -729,12 +746,13 @@ class VariableStore(tf2.Module):
         return form.sizes, holders
 
     def _form(self, name: str) -> Form:
-        if name not in self._known.forms:
+        form = self._known.form(name)
+        if form is None:
             known = self.names
             few = ", ".join(known) if len(known) <= _SHOWN else f"{counted(len(known), 'variable')}"
             there = f"it has {few}{did_you_mean(name, known)}" if known else "it is empty"
             raise KeyError(f"no variable {name!r} in the store: {there}")
-        return self._known.forms[name]
+        return form
 
 
 def _pieces(

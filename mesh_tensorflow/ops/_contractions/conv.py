@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.errors import dims_text, is_whole, table_lookup
+from mesh_tensorflow._core.errors import check_choice, dims_text, is_whole
 from mesh_tensorflow._core.layout import padded_dims, parts_along
 from mesh_tensorflow._core.operation import (
     Cost,
@@ -382,7 +382,7 @@ def conv_kind(
             f"{what}: strides must be [1, {', '.join('s' + c for c in _SPATIAL[rank])}, 1], "
             f"whole numbers, 1 for batch and channels, but they are {strides!r}"
         )
-    table_lookup(_NARROW_SIZE, padding, f"padding of {what}")
+    check_choice(what, "padding", padding, _NARROW_SIZE)
     return ConvKind(rank, bool(transposed), tuple(strides[1:-1]), padding, tuple(blocks))
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple, Optional
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
-from mesh_tensorflow._core.errors import dims_text, is_whole, slip, table_lookup, tensors_text
+from mesh_tensorflow._core.errors import check_choice, dims_text, is_whole, slip, tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.operation import Cost, Operation, Tensor, gradient_of_output
 from mesh_tensorflow._core.shape import Dimension, Shape, list_product
@@ -57,7 +57,8 @@ def pool_fn(pool_fn_string: str) -> Callable:
     Raises:
       ValueError: `pool_fn_string` is unknown.
     """
-    rank, is_max = table_lookup(_POOLS, pool_fn_string, "pool_fn_string")
+    check_choice("pool_fn", "pool_fn_string", pool_fn_string, _POOLS)
+    rank, is_max = _POOLS[pool_fn_string]
 
     def pool_planes(
         x: tf.Tensor, ksize: Sequence[int], strides: Sequence[int], padding: str = "VALID"
@@ -96,7 +97,8 @@ def _check_window(
     Raises:
       ValueError: the window, the strides, or the shape or dtype of `x` are invalid.
     """
-    rank, is_max = table_lookup(_POOLS, pool_fn_string, f"pool_fn_string of {what}")
+    check_choice(what, "pool_fn_string", pool_fn_string, _POOLS)
+    rank, is_max = _POOLS[pool_fn_string]
     described = f"{x.name} {x.shape} {x.dtype.name}"
     if not is_max and not x.dtype.is_floating:
         raise ValueError(

@@ -17,6 +17,7 @@ from mesh_tensorflow._core.shape import (
     ShapeLike,
     convert_to_dimension,
     convert_to_shape,
+    is_dimension,
     list_product,
 )
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -83,7 +84,6 @@ class SlicewiseOperation(Operation):
 
     works_by_name = True
     takes_padding = True
-    is_elementwise = False
 
     def __init__(
         self,
@@ -94,6 +94,7 @@ class SlicewiseOperation(Operation):
         splittable_dims: Sequence[Dimension],
         grad_function: Optional[Callable] = None,
         name: Optional[str] = None,
+        is_elementwise: bool = False,
     ):
         """Creates the operation.
 
@@ -106,8 +107,10 @@ class SlicewiseOperation(Operation):
           grad_function: takes this operation and a gradient for each output; returns a list of
             gradients of the inputs. If None, TensorFlow's own gradient of `tf_fn`.
           name: a string or None.
+          is_elementwise: see the attributes.
         """
         super().__init__(inputs, name=name or "slicewise")
+        self.is_elementwise = is_elementwise
         self._tf_fn = tf_fn
         self._grad_function = grad_function
         self._outputs = [
@@ -320,12 +323,6 @@ def _tf_gradients(
     return [tf.zeros_like(x) if g is None else g for x, g in zip(xs, grads)]
 
 
-def _is_dimension(given: Any) -> bool:
-    """Returns whether an element of a shape is a Dimension, or a pair that stands for one."""
-    is_pair = isinstance(given, (list, tuple)) and len(given) == 2 and isinstance(given[0], str)
-    return isinstance(given, Dimension) or (is_pair and isinstance(given[1], int))
-
-
 def _some_tensors(what: str, xs: Sequence[Tensor]) -> list[Tensor]:
     """Returns a list of Tensors, which must not be empty."""
     check_tensors(what, xs)
@@ -375,7 +372,7 @@ def slicewise(
     splittable_dims = [convert_to_dimension(d) for d in splittable_dims or ()]
     given: Any = output_shape  # a shape may be a list, too
     several = isinstance(given, (list, tuple)) and any(
-        isinstance(s, (Shape, list, tuple)) and not _is_dimension(s) for s in given
+        isinstance(s, (Shape, list, tuple)) and not is_dimension(s) for s in given
     )
     if several:
         shapes = [convert_to_shape(s) for s in given]
@@ -424,13 +421,8 @@ def cwise(
                 f"{xs[0].shape} in another order, and the function sees them side by side by "
                 f"position, not by name. Give mtf.transpose({x.name}, {xs[0].shape})"
             )
-    y = slicewise(
-        tf_fn,
-        xs,
-        output_dtype=output_dtype,
-        splittable_dims=xs[0].shape.dims,
-        grad_function=grad_function,
-        name=name or "cwise",
+    shape, dtype = xs[0].shape, tf.as_dtype(output_dtype or xs[0].dtype)
+    op = SlicewiseOperation(
+        tf_fn, xs, [shape], [dtype], shape.dims, grad_function, name or "cwise", is_elementwise=True
     )
-    y.operation.is_elementwise = True
-    return y
+    return op.outputs[0]

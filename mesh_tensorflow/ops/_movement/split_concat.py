@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
-from mesh_tensorflow._core.errors import check_whole, dims_text, table_lookup
+from mesh_tensorflow._core.errors import check_choice, check_whole, dims_text
 from mesh_tensorflow._core.operation import Cost, Operation, Tensor, gradient_of_output
 from mesh_tensorflow._core.shape import Dimension, Shape, check_names_differ
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -252,10 +252,11 @@ def pad(
       ValueError: the paddings are not two numbers of 0 or more, or more than "reflect" has elements
         for, or the mode is none.
     """
+    what = name or "pad"
+    check_choice(what, "mode", mode, ["constant", *_PADS])
     if mode == "constant":
         return PadOperation(x, paddings, dim_name, name=name).outputs[0]
-    what, dim = name or "pad", x.shape.get_dim_by_name(dim_name)
-    fn = table_lookup(_PADS, mode, f"mode of {what}")
+    fn, dim = _PADS[mode], x.shape.get_dim_by_name(dim_name)
     least = 1 + max(paddings, default=0) if mode == "reflect" else 1
     if len(paddings) != 2 or min(paddings) < 0 or dim.size < least:
         raise ValueError(

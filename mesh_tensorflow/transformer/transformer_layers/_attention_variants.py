@@ -81,7 +81,12 @@ class LocalSelfAttention(SelfAttention):
           ValueError: the radius is below 1.
         """
         super().__init__(
-            **arguments_of(SelfAttention, locals()),
+            num_heads=num_heads,
+            num_memory_heads=num_memory_heads,
+            key_value_size=key_value_size,
+            shared_kv=shared_kv,
+            dropout_rate=dropout_rate,
+            attention_kwargs=attention_kwargs,
             # Options of SelfAttention that a window does not have are given, or gin would bind
             # them.
             relative_attention_type=None,
@@ -528,7 +533,21 @@ class Synthesizer(SelfAttention):
         products = _other_weights.uses_products(synthesize_mode)
         # Keys serve the products alone: without these, there is one weight, for values.
         shared_kv = shared_kv or not products
-        super().__init__(**arguments_of(SelfAttention, locals()), **kwargs)
+        super().__init__(
+            num_heads=num_heads,
+            num_memory_heads=num_memory_heads,
+            key_value_size=key_value_size,
+            shared_kv=shared_kv,
+            dropout_rate=dropout_rate,
+            attention_kwargs=attention_kwargs,
+            relative_attention_type=relative_attention_type,
+            relative_attention_num_buckets=relative_attention_num_buckets,
+            attention_func=attention_func,
+            combine_dims=combine_dims,
+            keep_query_heads_dims=keep_query_heads_dims,
+            fold_scaling_into_initializer=fold_scaling_into_initializer,
+            **kwargs,
+        )
         self.synthesize_mode = synthesize_mode
         self.no_query = not _other_weights.uses_queries(synthesize_mode)
 
