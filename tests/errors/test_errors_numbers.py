@@ -120,6 +120,46 @@ BUILD = {
         V,
         r"random_uniform does not take mean; it takes dtype, seed, minval, maxval",
     ),
+    **{
+        f"random_{dtype}": (
+            lambda w, draw=draw, dtype=dtype: draw(w.mesh, [A], dtype=dtype),
+            T,
+            rf"^{draw.__name__}: there are no values of dtype {dtype}\. Random integers are .*maxval",
+        )
+        for draw, dtype in [
+            (mtf.random_normal, "int32"),
+            (mtf.random_normal, "bool"),
+            (mtf.random_uniform, "string"),
+        ]
+    },
+    **{
+        f"random_range_{i}": (
+            lambda w, ends=ends, dtype=dtype: mtf.random_uniform(w.mesh, [A], dtype=dtype, **ends),
+            V,
+            rf"^random_uniform of {dtype}: there are no integers from minval={ends['minval']} to "
+            rf"below maxval={ends['maxval']}; give whole numbers, minval < maxval",
+        )
+        for i, (dtype, ends) in enumerate(
+            [
+                ("int32", {"minval": 5, "maxval": 2}),
+                ("int32", {"minval": 5, "maxval": 5}),
+                ("int32", {"minval": 0, "maxval": 2.5}),
+                ("uint8", {"minval": 0, "maxval": 300}),
+                ("int8", {"minval": -200, "maxval": 5}),
+                ("uint64", {"minval": 0, "maxval": 2**64}),
+            ]
+        )
+    },
+    "random_mean_of_each": (
+        lambda w: mtf.random_normal(w.mesh, [A], mean=np.arange(8.0)),
+        T,
+        r"^random_normal: mean is a number or a tf scalar, not array.*multiplied by, or added to",
+    ),
+    "random_end_in_words": (
+        lambda w: mtf.random_uniform(w.mesh, [A], maxval="1"),
+        T,
+        r"^random_uniform: maxval is a number or a tf scalar, not '1'",
+    ),
     "looked_up_booleans": (
         lambda w: mtf.GatherOperation(w.m, w.i, B, mtf.Shape([A])),
         T,
