@@ -16,6 +16,7 @@ from mesh_tensorflow._core.operation import (
     Operation,
     Tensor,
     allreduces,
+    check_fractions,
     check_numbers,
     check_real,
     check_tensors,
@@ -293,7 +294,7 @@ def reduce_mean(
     with tf.variable_scope(name, default_name="reduce_mean"):
         if shape == x.shape:
             return x
-        check_numbers("reduce_mean", [x])
+        check_fractions("reduce_mean", [x], of_complex=True)
         # By sizes of the whole: a processor's slice may have only a part of what is summed.
         number = list_product(d.size for d in x.shape if d not in shape)
         # The mean of no elements is NaN, as in NumPy.
