@@ -209,6 +209,21 @@ BUILD = {
         T,
         r"constant: 1.5 is no integer, and the dtype is int32; write dtype=tf.float32",
     ),
+    "word_constant": (
+        lambda w: mtf.constant(w.mesh, "one", [A]),
+        T,
+        r"^constant: 'one' is no number",
+    ),
+    "parts_in_a_fraction": (
+        lambda w: mtf.split(w.x, B, 2.0),
+        V,
+        r"^split: num_or_size_splits=2\.0 must be an integer of at least 1, or a list of sizes",
+    ),
+    "temperature_below_0": (
+        lambda w: mtf.sample_with_temperature(w.x, A, temperature=-0.5),
+        V,
+        r"^sample_with_temperature: temperature=-0\.5 must be 0\.0, for the argmax, or above",
+    ),
     "number_chosen": (lambda w: mtf.where(w.m, 1.0, w.x), T, r"where: input 1.0 is a float"),
     "int_minus_float": (lambda w: w.i - 0.5, T, r"-0.5 is no integer"),
     "int_times_float": (lambda w: 2.5 * w.i, T, r"2.5 is no integer"),
@@ -297,6 +312,11 @@ BUILD = {
         lambda w: mtf.layers.dense(w.x, 16),
         T,
         r'dense: new_dims is 16; it takes a Dimension .*mtf.Dimension\("hidden", 16\)',
+    ),
+    "dense_activation": (
+        lambda w: mtf.layers.dense(w.x, [C], [B], activation="relu"),
+        T,
+        r"^dense: activation is a function of a Tensor, such as mtf\.relu, not 'relu'",
     ),
     "none_compared": (lambda w: w.x < None, T, r"^less: None beside import:0"),
     "dropout_ints": (
