@@ -376,9 +376,10 @@ class SplitOperation(Operation):
     ):
         """Creates the operation; see `split`."""
         check_dimension(name or "split", x, split_dim)
-        n: Any = num_or_size_splits
-        if np.ndim(n) == 0:
-            check_whole(name or "split", "num_or_size_splits", n, ", or a list of sizes")
+        splits: Any = num_or_size_splits
+        if np.ndim(splits) == 0:
+            check_whole(name or "split", "num_or_size_splits", splits, ", or a list of sizes")
+            n = int(splits)
             if split_dim.size % n:
                 raise ValueError(
                     f"{name or 'split'}: {dims_text([split_dim])} of {x.name} {x.shape} cannot be "
@@ -387,7 +388,7 @@ class SplitOperation(Operation):
                 )
             sizes = [split_dim.size // n] * n
         else:
-            sizes = list(n)
+            sizes = list(splits)
             if not all(is_whole(size, 0) for size in sizes):
                 raise ValueError(
                     f"{name or 'split'}: the sizes {sizes} must be integers of 0 or more, of "
