@@ -31,6 +31,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.eager import context
 
 from mesh_tensorflow._calls import requires, within
+from mesh_tensorflow._core.errors import WrongTypeError, is_real
 from mesh_tensorflow._mesh.slice_functions import static_arange
 
 Number = Union[float, tf.Tensor]
@@ -398,18 +399,60 @@ def check_arguments(tf_fn: Callable, kwargs: Mapping[str, Any]) -> None:
     """Checks the keyword arguments of a function that `random_slice` supports.
 
     Raises:
-      ValueError: there is one that it does not take, or integers have no end.
+      WrongTypeError: there are no such values of the dtype, or a parameter is no number.
+      ValueError: there is an argument that it does not take, or the range of integers has no end,
+        is empty, or is wider than the dtype.
     """
-    parameters = _DISTRIBUTIONS[id(tf_fn)][1]
+    name, parameters = tf_fn.__name__, _DISTRIBUTIONS[id(tf_fn)][1]
     unknown = set(kwargs) - {"dtype", "seed", "name", *parameters}
     if unknown:
         raise ValueError(
-            f"{tf_fn.__name__} does not take {', '.join(sorted(unknown))}; it takes dtype, seed, "
+            f"{name} does not take {', '.join(sorted(unknown))}; it takes dtype, seed, "
             f"{', '.join(parameters)}"
         )
+    for key in set(parameters) & set(kwargs):
+        _check_parameter(name, key, kwargs[key], may_lack=parameters[key] is None)
     dtype = tf.as_dtype(kwargs.get("dtype", tf.float32))
-    if tf_fn is tf.random.uniform and dtype.is_integer and kwargs.get("maxval") is None:
+    if tf_fn is tf.random.uniform and dtype.is_integer:
+        _check_integers(dtype, kwargs.get("minval", 0), kwargs.get("maxval"))
+    elif tf_fn is not keep_mask and dtype not in (tf.float64, *_PRECISION):
+        raise WrongTypeError(
+            f"{name}: there are no values of dtype {dtype.name}. Random integers are "
+            "mtf.random_uniform(..., minval=a, maxval=b, dtype=tf.int32), and random booleans "
+            "mtf.less(mtf.random_uniform(...), 0.5)"
+        )
+
+
+def _check_parameter(name: str, key: str, value: Any, may_lack: bool) -> None:
+    """Checks that a parameter of a distribution is one number, for all slices alike."""
+    if tf.is_tensor(value):
+        is_number = value.shape.rank in (None, 0)
+    elif value is None:
+        is_number = may_lack
+    else:
+        # Of NumPy's numbers, those of 16 bits and arrays of no dimension are no numbers of Python.
+        of_numpy = isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0
+        is_number = is_real(value) or (of_numpy and tf.as_dtype(value.dtype).is_floating)
+    if not is_number:
+        raise WrongTypeError(
+            f"{name}: {key} is a number or a tf scalar, not {value!r}. What differs from element "
+            "to element is a mtf.Tensor that the random values are multiplied by, or added to"
+        )
+
+
+def _check_integers(dtype: tf.DType, minval: Any, maxval: Any) -> None:
+    """Checks the range of random integers, as far as it is known before the program runs."""
+    if maxval is None:
         raise ValueError(f"random_uniform of {dtype.name} needs maxval: pass maxval=n for 0 .. n-1")
+    if tf.is_tensor(minval) or tf.is_tensor(maxval):
+        return
+    # The end is no part of the range; that of 64 bits is computed with, and has to be one of them.
+    least, most = int(dtype.min), int(dtype.max) + (dtype.size < 8)
+    if not (minval == int(minval) and maxval == int(maxval) and least <= minval < maxval <= most):
+        raise ValueError(
+            f"random_uniform of {dtype.name}: there are no integers from minval={minval} to below "
+            f"maxval={maxval}; give whole numbers, minval < maxval, from {least} to {most}"
+        )
 
 
 def random_slice(

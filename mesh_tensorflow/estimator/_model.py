@@ -153,11 +153,12 @@ def _chosen(patterns: Union[str, list[str], None]) -> list[Any]:
     if patterns is None:
         return []
     whole = tf.global_variables()
-    # As in TensorFlow, a pattern is matched at the beginning of a name and need not reach its end.
     if isinstance(patterns, str):
         trainable = {v.op.name for v in tf.trainable_variables()}
-        return [v for v in whole if v.op.name in trainable and re.match(patterns, v.op.name)]
-    return [v for v in whole if any(re.match(pattern, v.op.name) for pattern in patterns)]
+        whole, patterns = [v for v in whole if v.op.name in trainable], [patterns]
+    # As in TensorFlow, a pattern is matched at the beginning of a name and need not reach its end.
+    # There the name ends in ":0"; a pattern may end where either form does.
+    return [v for v in whole if any(re.match(p, n) for p in patterns for n in (v.name, v.op.name))]
 
 
 def find_checkpoint(model_dir: str, checkpoint_path: Optional[str], called: str) -> Optional[str]:

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
-from mesh_tensorflow._core.errors import check_flag, dims_text
+from mesh_tensorflow._core.errors import WrongTypeError, check_flag, dims_text
 from mesh_tensorflow._core.shape import list_of_dimensions
 from mesh_tensorflow.layers._attention import trains_if_not_told
 from mesh_tensorflow.ops._variables.variable import InputDType
@@ -235,8 +235,15 @@ def dense(
 
     Raises:
       ValueError: a reduced or expert dimension is not in `x`, or a new one is also kept.
+      WrongTypeError: an activation is no function.
     """
     check_flag("dense", "use_bias", use_bias, "dense(x, new_dims, activation={value})")
+    functions = activation if isinstance(activation, (list, tuple)) else [activation]
+    for fn in functions:
+        if fn is not None and not callable(fn):
+            raise WrongTypeError(
+                f"dense: activation is a function of a Tensor, such as mtf.relu, not {fn!r}"
+            )
     new_dims = list_of_dimensions("dense: new_dims", new_dims)
     expert_dims = list(expert_dims or [])
     if reduced_dims is None:
@@ -285,7 +292,7 @@ def dense(
             )
             # Several dimensions of experts may be in another order than in `y`.
             y = mtf.add(y, mtf.cast(bias, y.dtype), output_shape=y.shape)
-        for fn in activation if isinstance(activation, (list, tuple)) else [activation]:
+        for fn in functions:
             y = y if fn is None else fn(y)
         return y
 

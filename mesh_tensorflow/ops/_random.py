@@ -9,7 +9,7 @@ from typing import Any, Optional, Union
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
-from mesh_tensorflow._core.errors import WrongTypeError, dims_text, slip
+from mesh_tensorflow._core.errors import WrongTypeError, dims_text, is_real, slip
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
 from mesh_tensorflow._core.operation import Operation, Tensor
 from mesh_tensorflow._core.shape import Dimension, ShapeLike, convert_to_shape
@@ -241,7 +241,15 @@ def sample_with_temperature(
 
     Returns:
       An int32 Tensor without `dim`.
+
+    Raises:
+      ValueError: the temperature is below 0.
     """
+    if is_real(temperature) and temperature < 0.0:
+        raise ValueError(
+            f"sample_with_temperature: temperature={temperature!r} must be 0.0, for the argmax, or "
+            "above: below it, the least likely would be drawn most often"
+        )
     # The limit of small temperatures, without the noise, which would be multiplied by 0.
     if not isinstance(temperature, Tensor) and temperature == 0.0:
         return mtf.argmax(logits, dim, name=name)

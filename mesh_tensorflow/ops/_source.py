@@ -65,6 +65,8 @@ class Constant(Operation):
           name: a string or None.
         """
         dtype = tf.as_dtype(dtype)
+        if value is None or isinstance(value, (str, bytes)):
+            raise WrongTypeError(f"{name or 'constant'}: {value!r} is no number")
         if isinstance(value, complex) and not dtype.is_complex:
             raise WrongTypeError(
                 f"{name or 'constant'}: {value!r} is complex, and the dtype is {dtype.name}; "

@@ -48,7 +48,8 @@ BUILD = {
                 ],
                 ("swish", mtf.silu),
                 ("gelu", lambda i: mtf.gelu(i, approximate=False)),
-                ("log", lambda i: mtf.pow(i, 2)),
+                ("pow", lambda i: mtf.pow(i, 2)),
+                ("reduce_mean", mtf.reduce_mean),
                 ("softmax", lambda i: mtf.softmax(i, A)),
                 ("log_softmax", lambda i: mtf.log_softmax(i, A)),
                 ("reduce_logsumexp", lambda i: mtf.reduce_logsumexp(i, A)),
@@ -120,6 +121,46 @@ BUILD = {
         V,
         r"random_uniform does not take mean; it takes dtype, seed, minval, maxval",
     ),
+    **{
+        f"random_{dtype}": (
+            lambda w, draw=draw, dtype=dtype: draw(w.mesh, [A], dtype=dtype),
+            T,
+            rf"^{draw.__name__}: there are no values of dtype {dtype}\. Random integers are .*maxval",
+        )
+        for draw, dtype in [
+            (mtf.random_normal, "int32"),
+            (mtf.random_normal, "bool"),
+            (mtf.random_uniform, "string"),
+        ]
+    },
+    **{
+        f"random_range_{i}": (
+            lambda w, ends=ends, dtype=dtype: mtf.random_uniform(w.mesh, [A], dtype=dtype, **ends),
+            V,
+            rf"^random_uniform of {dtype}: there are no integers from minval={ends['minval']} to "
+            rf"below maxval={ends['maxval']}; give whole numbers, minval < maxval",
+        )
+        for i, (dtype, ends) in enumerate(
+            [
+                ("int32", {"minval": 5, "maxval": 2}),
+                ("int32", {"minval": 5, "maxval": 5}),
+                ("int32", {"minval": 0, "maxval": 2.5}),
+                ("uint8", {"minval": 0, "maxval": 300}),
+                ("int8", {"minval": -200, "maxval": 5}),
+                ("uint64", {"minval": 0, "maxval": 2**64}),
+            ]
+        )
+    },
+    "random_mean_of_each": (
+        lambda w: mtf.random_normal(w.mesh, [A], mean=np.arange(8.0)),
+        T,
+        r"^random_normal: mean is a number or a tf scalar, not array.*multiplied by, or added to",
+    ),
+    "random_end_in_words": (
+        lambda w: mtf.random_uniform(w.mesh, [A], maxval="1"),
+        T,
+        r"^random_uniform: maxval is a number or a tf scalar, not '1'",
+    ),
     "looked_up_booleans": (
         lambda w: mtf.GatherOperation(w.m, w.i, B, mtf.Shape([A])),
         T,
@@ -168,12 +209,26 @@ BUILD = {
         T,
         r"constant: 1.5 is no integer, and the dtype is int32; write dtype=tf.float32",
     ),
+    "word_constant": (
+        lambda w: mtf.constant(w.mesh, "one", [A]),
+        T,
+        r"^constant: 'one' is no number",
+    ),
+    "parts_in_a_fraction": (
+        lambda w: mtf.split(w.x, B, 2.0),
+        V,
+        r"^split: num_or_size_splits=2\.0 must be an integer of at least 1, or a list of sizes",
+    ),
+    "temperature_below_0": (
+        lambda w: mtf.sample_with_temperature(w.x, A, temperature=-0.5),
+        V,
+        r"^sample_with_temperature: temperature=-0\.5 must be 0\.0, for the argmax, or above",
+    ),
     "number_chosen": (lambda w: mtf.where(w.m, 1.0, w.x), T, r"where: input 1.0 is a float"),
     "int_minus_float": (lambda w: w.i - 0.5, T, r"-0.5 is no integer"),
     "int_times_float": (lambda w: 2.5 * w.i, T, r"2.5 is no integer"),
     "int_divided": (lambda w: w.i / 2, T, r"0.5 is no integer.*// and % to stay with integers"),
     "ints_divided": (lambda w: w.i / w.i, T, r"divide: .*int32.*// and % to stay with integers"),
-    "mean_of_ints": (lambda w: mtf.reduce_mean(w.i), T, r"int32, and 0.125 is no integer"),
     "array_beside": (
         lambda w: w.x * np.arange(3),
         V,
@@ -257,6 +312,11 @@ BUILD = {
         lambda w: mtf.layers.dense(w.x, 16),
         T,
         r'dense: new_dims is 16; it takes a Dimension .*mtf.Dimension\("hidden", 16\)',
+    ),
+    "dense_activation": (
+        lambda w: mtf.layers.dense(w.x, [C], [B], activation="relu"),
+        T,
+        r"^dense: activation is a function of a Tensor, such as mtf\.relu, not 'relu'",
     ),
     "none_compared": (lambda w: w.x < None, T, r"^less: None beside import:0"),
     "dropout_ints": (

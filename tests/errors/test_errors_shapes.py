@@ -59,7 +59,7 @@ BUILD = {
     "split_negative": (
         lambda w: mtf.split(w.x, B, [17, -1]),
         V,
-        r"\[17, -1\] must be 0 or more, of b=16 of .*a=8, b=16",
+        r"\[17, -1\] must be integers of 0 or more, of b=16 of .*a=8, b=16",
     ),
     "split_number": (
         lambda w: mtf.split(w.x, B, 3),
@@ -90,6 +90,11 @@ BUILD = {
         r"has no dimension c=24; both the name and the size",
     ),
     "slice_range": (lambda w: mtf.slice(w.x, 10, 8, "b"), V, r"10 .. 18 is not within b=16"),
+    "slice_fraction": (
+        lambda w: mtf.slice(w.x, 1.5, 8, "b"),
+        V,
+        r"^slice: begin=1\.5 must be an integer of at least 0",
+    ),
     "slice_unknown": (lambda w: mtf.slice(w.x, 0, 1, "z"), V, r"'z' not found in Shape"),
     "pad_negative": (lambda w: mtf.pad(w.x, [-1, 0], "b"), V, r"0 or more, got \[-1, 0\] for b=16"),
     "pad_mode": (
@@ -229,7 +234,16 @@ BUILD = {
         V,
         r"halo_exchange: .*no dimension c=24",
     ),
-    "halo_negative": (lambda w: mtf.left_halo_exchange(w.x, A, B, -1), V, r"0 or more, got -1"),
+    "halo_negative": (
+        lambda w: mtf.left_halo_exchange(w.x, A, B, -1),
+        V,
+        r"halo_size=-1 .*at least 0",
+    ),
+    "halo_fraction": (
+        lambda w: mtf.halo_exchange(w.x, A, B, 1.5),
+        V,
+        r"^halo_exchange: halo_size=1\.5 must be an integer of at least 0",
+    ),
     "pool_1d": (
         lambda w: mtf.pool_tensor_1d(w.x, B, pool_size=5),
         V,

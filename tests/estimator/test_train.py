@@ -290,10 +290,11 @@ def two_weights_model(features, labels, mode, params):
     return models.linear_model(features, labels, mode, params)
 
 
-def test_warm_start_of_two_weights_that_were_one(tmp_path):
+@pytest.mark.parametrize("end", ["", ":0", "$"])
+def test_warm_start_of_two_weights_that_were_one(end, tmp_path):
     make(tmp_path / "a").train(models.train_data, max_steps=4)
     settings = estimator.WarmStartSettings(
-        str(tmp_path / "a"), ["w", "copy"], var_name_to_prev_var_name={"copy": "w"}
+        str(tmp_path / "a"), [f"w{end}", f"copy{end}"], var_name_to_prev_var_name={"copy": "w"}
     )
     est = make(tmp_path / "b", two_weights_model, warm_start_from=settings)
     est.train(models.train_data, max_steps=1)

@@ -16,6 +16,7 @@ from mesh_tensorflow._core.operation import (
     Operation,
     Tensor,
     allreduces,
+    check_fractions,
     check_numbers,
     check_real,
     check_tensors,
@@ -293,7 +294,7 @@ def reduce_mean(
     with tf.variable_scope(name, default_name="reduce_mean"):
         if shape == x.shape:
             return x
-        check_numbers("reduce_mean", [x])
+        check_fractions("reduce_mean", [x], of_complex=True)
         # By sizes of the whole: a processor's slice may have only a part of what is summed.
         number = list_product(d.size for d in x.shape if d not in shape)
         # The mean of no elements is NaN, as in NumPy.
@@ -368,13 +369,15 @@ def reduce_all(
 ) -> Tensor:
     """Returns the logical and of a boolean Tensor over dimensions; see `reduce_sum`.
 
+    Of numbers, all but 0 count as true.
+
     >>> x = mtf.constant(mesh, [[True, False], [True, True]], "row:2,col:2", tf.bool)
     >>> print(mtf.reduce_all(x).numpy(), mtf.reduce_all(x, output_shape="row:2").numpy())
     False [False  True]
     """
     shape = _kept_shape("reduce_all", x, disable_positional_args, output_shape, reduced_dim)
-    # Collectives reduce numbers, not booleans.
-    y = _extreme(mtf.to_float(x), shape, "MIN", name, "reduce_all")
+    # Collectives reduce numbers, not booleans. The least of other numbers may be below 0, and true.
+    y = _extreme(mtf.to_float(mtf.cast(x, tf.bool)), shape, "MIN", name, "reduce_all")
     return mtf.cast(y, tf.bool)
 
 
@@ -388,6 +391,8 @@ def reduce_any(
 ) -> Tensor:
     """Returns the logical or of a boolean Tensor over dimensions; see `reduce_sum`.
 
+    Of numbers, all but 0 count as true.
+
     >>> x = mtf.constant(mesh, [[True, False], [True, True]], "row:2,col:2", tf.bool)
     >>> print(mtf.reduce_any(x).numpy(), mtf.reduce_any(x, output_shape="row:2").numpy())
     True [ True  True]
@@ -396,7 +401,7 @@ def reduce_any(
     # The maximum of no numbers is -inf, which would be true; their minimum, inf, is right for all.
     if not x.size and shape.size:
         return mtf.cast(mtf.zeros(x.mesh, shape), tf.bool)
-    y = _extreme(mtf.to_float(x), shape, "MAX", name, "reduce_any")
+    y = _extreme(mtf.to_float(mtf.cast(x, tf.bool)), shape, "MAX", name, "reduce_any")
     return mtf.cast(y, tf.bool)
 
 

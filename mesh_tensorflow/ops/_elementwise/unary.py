@@ -660,6 +660,7 @@ def mtf_pow(x: Tensor, y: Union[Tensor, float]) -> Tensor:
       x: a Tensor with positive values.
       y: a Tensor or a number.
     """
+    check_fractions("pow", [x], of_complex=True)
     # Of functions with known gradients, so that x and y both get theirs.
     return exp(log(x) * y)
 

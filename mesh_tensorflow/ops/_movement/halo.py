@@ -30,7 +30,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
-from mesh_tensorflow._core.errors import WrongTypeError, dims_text
+from mesh_tensorflow._core.errors import WrongTypeError, check_whole, dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.layout import padded_dims, parts_along
 from mesh_tensorflow._core.operation import Collective, Cost, Operation, Tensor, gradient_of_output
@@ -548,8 +548,7 @@ def _with_margins(
     check_dimension(what, x, block_size_dim)
     if blocks_dim is not None:
         check_dimension(what, x, blocks_dim)
-    if halo_size < 0:
-        raise ValueError(f"{what}: halo_size must be 0 or more, got {halo_size}")
+    check_whole(what, "halo_size", halo_size, least=0)
     if halo_size == 0:
         return x
     block = block_size_dim.size

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
-from mesh_tensorflow._core.errors import check_choice, check_whole, dims_text
+from mesh_tensorflow._core.errors import check_choice, check_whole, dims_text, is_whole
 from mesh_tensorflow._core.operation import Cost, Operation, Tensor, gradient_of_output
 from mesh_tensorflow._core.shape import Dimension, Shape, check_names_differ
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -101,9 +101,11 @@ class SliceOperation(_RangeOperation):
     ):
         """Creates the operation; see `mtf_slice`."""
         dim = x.shape.get_dim_by_name(slice_dim_name)
+        check_whole("slice", "begin", begin, least=0)
+        check_whole("slice", "size", size, least=-1)
         if size == -1:
             size = dim.size - begin
-        if begin < 0 or size < 0 or begin + size > dim.size:
+        if size < 0 or begin + size > dim.size:
             raise ValueError(
                 f"{name or 'slice'}: {begin} .. {begin + size} is not within "
                 f"{dims_text([dim])} of {x.name} {x.shape}"
@@ -375,9 +377,11 @@ class SplitOperation(Operation):
     ):
         """Creates the operation; see `split`."""
         check_dimension(name or "split", x, split_dim)
-        if isinstance(num_or_size_splits, (int, np.integer)):
-            n = int(num_or_size_splits)
-            if n < 1 or split_dim.size % n:
+        splits: Any = num_or_size_splits
+        if np.ndim(splits) == 0:
+            check_whole(name or "split", "num_or_size_splits", splits, ", or a list of sizes")
+            n = int(splits)
+            if split_dim.size % n:
                 raise ValueError(
                     f"{name or 'split'}: {dims_text([split_dim])} of {x.name} {x.shape} cannot be "
                     f"cut into {n} equal parts; give a list of sizes, or a divisor of "
@@ -385,10 +389,10 @@ class SplitOperation(Operation):
                 )
             sizes = [split_dim.size // n] * n
         else:
-            sizes = list(num_or_size_splits)
-            if any(size < 0 for size in sizes):
+            sizes = list(splits)
+            if not all(is_whole(size, 0) for size in sizes):
                 raise ValueError(
-                    f"{name or 'split'}: the sizes {sizes} must be 0 or more, of "
+                    f"{name or 'split'}: the sizes {sizes} must be integers of 0 or more, of "
                     f"{dims_text([split_dim])} of {x.name} {x.shape}"
                 )
             if sum(sizes) != split_dim.size:

@@ -109,6 +109,15 @@ def _reductions(name):
     ]
 
 
+_TRUTH = [
+    case("reduce_all_of_numbers", "a k b/int", lambda x: mtf.reduce_all(x, reduced_dim=dim("k")),
+         lambda x: np.all(x, 1)),
+    case("reduce_any_of_numbers", "a k b/int",
+         lambda x: mtf.reduce_any(mtf.minimum(x, 0), reduced_dim=dim("k")),
+         lambda x: np.any(x < 0, 1)),
+]
+
+
 def _logsumexp_extra(x, e):
     # log(sum of exp(x) + exp(e)): the extra logit is one more element.
     return np.logaddexp(special.logsumexp(x, 1), e)
@@ -145,7 +154,7 @@ def _top_k(x, axis, k):
     return [np.take_along_axis(x, order, -1), order.astype(np.int32)]
 
 
-_REDUCTIONS = [c for name in _FNS for c in _reductions(name)] + _SOFTMAX + _TOP + [
+_REDUCTIONS = [c for name in _FNS for c in _reductions(name)] + _TRUTH + _SOFTMAX + _TOP + [
     case("reduce_max_ties", "a b/ties", lambda x: mtf.reduce_max(x, reduced_dim=dim("b")),
          lambda x: x.max(1),
          # Each of several largest elements has the whole gradient.
