@@ -410,14 +410,7 @@ def fit(
         microbatches=microbatches,
         **({} if eval_every is None else {"eval_every": eval_every}),
     )
-    flags = ("norms", "simd", "uneven", "save_in_background", "init_strict", "init_shrink")
-    for name in (*flags, "shuffle", "progress"):
-        check_bool("fit", name, arguments[name])
-    for name in ("directory", "logdir"):
-        if not isinstance(arguments[name], (str, os.PathLike, type(None))):
-            raise ValueError(
-                f"fit: {name}={arguments[name]!r} is no path of a folder; leave it out for none"
-            )
+    _check_flags_and_paths(arguments)
     learning_rate = learning_rate_of(learning_rate)
     check_optimizer(optimizer, learning_rate)
     callbacks = check_callbacks(callbacks, logdir)
@@ -477,6 +470,18 @@ def _check_numbers(**numbers: Any) -> None:
     """Raises ValueError for a number that is less than one."""
     for name, value in numbers.items():
         check_whole("fit", name, value)
+
+
+def _check_flags_and_paths(arguments: Mapping[str, Any]) -> None:
+    """Raises ValueError for arguments that are neither true nor false, or no paths."""
+    flags = ("norms", "simd", "uneven", "save_in_background", "init_strict", "init_shrink")
+    for name in (*flags, "shuffle", "progress"):
+        check_bool("fit", name, arguments[name])
+    for name in ("directory", "logdir"):
+        if not isinstance(arguments[name], (str, os.PathLike, type(None))):
+            raise ValueError(
+                f"fit: {name}={arguments[name]!r} is no path of a folder; leave it out for none"
+            )
 
 
 def _changed(settings: Any) -> dict[str, Any]:
