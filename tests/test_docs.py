@@ -6,6 +6,7 @@ block that comes next is what the block prints, or the text of its error. White 
 count in it, and "…" stands for anything.
 """
 
+import ast
 import contextlib
 import importlib
 import inspect
@@ -136,6 +137,40 @@ def test_programs_run(path, tmp_path):
 def test_pages_have_programs():
     with_programs = {page_name(p) for p in PAGES if programs(p)}
     assert {"README.md", "docs/errors.md", "docs/adding_an_operation.md"} <= with_programs
+
+
+def calls_that_do_not_run(path):
+    """Returns (name, names of arguments, line number) of calls of the package in `no-run` blocks."""
+    found = []
+    for language, flags, code, line in fences(path):
+        if language != "python" or "no-run" not in flags:
+            continue
+        try:
+            tree = ast.parse(code)
+        except SyntaxError:  # an entry of a table
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and (name := ast.unparse(node.func)).startswith("mtf."):
+                keywords = [k.arg for k in node.keywords]  # None for those of a dictionary
+                given = [ast.unparse(x) for x in node.args]
+                found.append((name, given, keywords, line + node.lineno - 1))
+    return found
+
+
+@pytest.mark.parametrize("path", [p for p in PAGES if calls_that_do_not_run(p)], ids=page_name)
+def test_calls_that_do_not_run_have_the_arguments_that_there_are(path):
+    for name, given, keywords, line in calls_that_do_not_run(path):
+        place = f"{page_name(path)}:{line}: {name}"
+        try:
+            fn = resolve(name.replace("mtf.", "mesh_tensorflow.", 1))
+            parameters = inspect.signature(fn).parameters
+        except (AttributeError, ValueError) as error:  # ValueError: a function of C
+            raise AssertionError(f"{place}: {error}") from error
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            assert not {k for k in keywords if k} - parameters.keys(), place
+        # What is named `loss` is a model function, and a step function is trained without one.
+        if name == "mtf.train.fit" and given[0].endswith("loss"):
+            assert "optimizer" in keywords, f"{place} lacks an optimizer"
 
 
 # -- links, reference, commands

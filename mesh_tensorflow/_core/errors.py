@@ -301,14 +301,33 @@ def check_flag(function: str, name: str, value: object, instead: str) -> None:
     Raises:
       ValueError: within `strict()`.
     """
-    # NumPy's boolean is a class of its own, which is called bool_ before NumPy 2 and bool since.
-    is_flag = value is None or isinstance(value, bool) or type(value).__name__ in ("bool", "bool_")
-    if is_flag or (isinstance(value, int) and value in (0, 1)):
+    if _is_bool(value):
         return
     slip(
         f"{function}: {name} is true or false, but was given {value!r}. By position, "
         f"arguments go to the parameters in their order; write {instead.format(value=repr(value))}"
     )
+
+
+def check_bool(function: str, name: str, value: object) -> None:
+    """Checks an argument that is true or false; 0, 1, None and NumPy booleans are accepted.
+
+    Args:
+      function: the name of the function that was called, for the error.
+      name: the parameter's name.
+      value: the argument.
+
+    Raises:
+      ValueError: it is something else, such as a text, all of which are true to Python.
+    """
+    if not _is_bool(value):
+        raise ValueError(f"{function}: {name}={value!r} is neither True nor False")
+
+
+def _is_bool(value: object) -> bool:
+    # NumPy's boolean is a class of its own, which is called bool_ before NumPy 2 and bool since.
+    is_flag = value is None or isinstance(value, bool) or type(value).__name__ in ("bool", "bool_")
+    return is_flag or (isinstance(value, int) and value in (0, 1))
 
 
 def is_whole(value: object, least: float = 1) -> bool:

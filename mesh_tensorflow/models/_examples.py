@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
-from mesh_tensorflow._core.errors import check_whole, is_whole, warn_once
+from mesh_tensorflow._core.errors import check_bool, check_whole, is_whole, reason, warn_once
 from mesh_tensorflow.models._tokenizer import Tokenizer
 
 # A JSONL file, or its lines.
@@ -50,6 +50,7 @@ def rows_of(
       ValueError: there are no examples, or one is of no such form.
     """
     check_whole("examples", "length", length, least=2, most=_LONGEST)
+    check_bool("examples", "pack", pack)
     rows: list[list[_Example]] = []
     room = number_cut = 0
     for where, example in _read(examples):
@@ -119,8 +120,14 @@ def _read(examples: Examples) -> Iterator[tuple[str, Any]]:
         for i, example in enumerate(examples):
             yield f"example {i} of {name}", example
         return
-    with open(examples, "rb") as f:
-        for i, line in enumerate(f, 1):
+    try:
+        file = open(examples, "rb")
+    except OSError as error:
+        raise ValueError(
+            f"examples: {name!r} cannot be read as a JSONL file: {reason(error)}"
+        ) from error
+    with file:
+        for i, line in enumerate(file, 1):
             if not line.strip():
                 continue
             try:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow._core.errors import is_real
 from mesh_tensorflow.ops._microbatches import mean_over_microbatches
 from mesh_tensorflow.transformer import moe
 
@@ -18,8 +20,16 @@ def coefficient_of(config: Mapping[str, Any], balance: Optional[float]) -> float
     Args:
       config: the contents of config.json.
       balance: what the user says; None for that of config.json, if it has `output_router_logits`.
+
+    Raises:
+      ValueError: it is no such number.
     """
     if balance is not None:
+        if not (is_real(balance) and 0 <= balance < math.inf):
+            raise ValueError(
+                f"balance={balance!r} must be a number of 0 or more, by which the loss that "
+                "balances experts is multiplied"
+            )
         return balance
     given = config.get("router_aux_loss_coef")
     return (_USUAL if given is None else given) if config.get("output_router_logits") else 0.0

@@ -91,6 +91,10 @@ def _is_positive(value: object) -> bool:
     return is_real(value) and 0 < value < math.inf
 
 
+def _is_coefficient(value: object) -> bool:
+    return is_real(value) and 0 <= value < math.inf
+
+
 def _is_bool(value: object) -> bool:
     return isinstance(value, bool)
 
@@ -175,6 +179,18 @@ class Config:
           ValueError: it is missing, or is something else.
         """
         return float(self._of_kind(name, default, _is_positive, "no positive number"))
+
+    def coefficient(self, name: str, default: float) -> float:
+        """Returns a field that is a number of 0 or more.
+
+        Args:
+          name: its name.
+          default: what it is if it is missing.
+
+        Raises:
+          ValueError: it is something else.
+        """
+        return float(self._of_kind(name, default, _is_coefficient, "no number of 0 or more"))
 
     def is_true(self, name: str, default: bool) -> bool:
         """Returns a field that is true or false.

@@ -167,9 +167,9 @@ def ends_of(
     given: Any = stop.tolist() if isinstance(stop, np.ndarray) else stop
     # A text is a Sequence too, of its letters.
     is_one = isinstance(given, (str, bytes)) or not isinstance(given, Sequence)
-    ends = [given] if is_one else given
+    ends = [] if given is None else [given] if is_one else given
     texts = [end for end in ends if isinstance(end, str)]
-    ids: list[Any] = [end for end in ends if end is not None and not isinstance(end, str)]
+    ids: list[Any] = [end for end in ends if not isinstance(end, str)]
     for end in ids:
         if not is_whole(end, _NO_ID):
             raise ValueError(

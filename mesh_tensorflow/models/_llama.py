@@ -155,7 +155,8 @@ def _windows_of_qwen(config: Config, kind: str) -> list[int]:
 
 def _experts(config: Config) -> dict[str, Any]:
     """Returns the attributes of a Decoder with experts; none for a family without."""
-    kind, loss = config.get("model_type"), config.get("router_aux_loss_coef", 0.001)
+    kind = config.get("model_type")
+    loss = config.coefficient("router_aux_loss_coef", 0.001)
     if kind == "mixtral":
         # The inputs of its router are multiplied by random numbers in trainings.
         config.must_be("router_jitter_noise", 0.0)

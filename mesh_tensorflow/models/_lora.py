@@ -23,6 +23,7 @@ from mesh_tensorflow._core.errors import first_names, is_real, is_whole
 from mesh_tensorflow._huggingface import Folder, read_json, safetensors_numpy
 from mesh_tensorflow._paths import written_whole
 from mesh_tensorflow.models._family import Form, Weight
+from mesh_tensorflow.models._weights import shape_of, turned
 from mesh_tensorflow.ops._variables.variable import VariableDType
 
 DIM = "lora"  # the name of the dimension between them
@@ -33,7 +34,7 @@ _PREFIX = "base_model.model."
 _OTHER_KINDS = (
     "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias", "use_qalora",
     "layer_replication", "alora_invocation_tokens", "use_bdlora", "arrow_config", "kasa_config",
-    "monteclora_config",
+    "monteclora_config", "trainable_token_indices", "target_parameters",
 )  # fmt: skip
 # How adapters may have begun; all other ways changed the weights of the model, too, as PEFT does
 # again whenever it reads the adapters.
@@ -61,6 +62,21 @@ def _sizes(weight: Weight, form: Form) -> tuple[list[int], list[int]]:
     sizes = [form.sizes[d] for d in weight.dims.split()]
     number = len(_inputs(weight))
     return sizes[:number], sizes[number:]
+
+
+def _factors(weight: Weight, tensor: str) -> dict[str, Weight]:
+    """Returns both factors of a kernel's adapter as weights of a file, by PEFT's names.
+
+    Args:
+      weight: the kernel's Weight.
+      tensor: the name of the tensor of a factor.
+    """
+    inputs = _inputs(weight)
+    [outputs] = [axis for axis in weight.stored.split() if axis != "*".join(inputs)]
+    behind = weight.dims.split()[len(inputs) :]
+    a = Weight(weight.ours + _A, " ".join([*inputs, DIM]), tensor, f"{DIM} {'*'.join(inputs)}")
+    b = Weight(weight.ours + _B, " ".join([DIM, *behind]), tensor, f"{outputs} {DIM}", weight.part)
+    return {"lora_A": a, "lora_B": b}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -290,8 +306,9 @@ def read(form: Form, path: Union[str, os.PathLike[str]]) -> tuple[Lora, dict[str
         raise ValueError(f"no {_CONFIG} in {path!r}: it is no folder of adapters")
     config = read_json(os.path.join(path, _CONFIG))
     other = [name for name in _OTHER_KINDS if config.get(name)]
-    if config.get("init_lora_weights") not in _BEGINNINGS:
-        other.append(f"init_lora_weights={config['init_lora_weights']!r}")
+    for name, known in (("init_lora_weights", _BEGINNINGS), ("bias", ("none", None))):
+        if config.get(name) not in known:
+            other.append(f"{name}={config[name]!r}")
     if config.get("peft_type") != "LORA" or other:
         raise ValueError(
             f"{path}: {_CONFIG} has {', '.join(other) or 'peft_type'}, and is of no plain LoRA, "
@@ -308,35 +325,35 @@ def read(form: Form, path: Union[str, os.PathLike[str]]) -> tuple[Lora, dict[str
     # Kalajdzievski, "A rank stabilization scaling factor for fine-tuning with LoRA" (2023): they
     # are multiplied by alpha / sqrt(rank).
     alpha *= math.sqrt(rank) if config.get("use_rslora") else 1
-    # Kernels that share a tensor have no adapter of their own in such files; see `check_saved`.
-    by_module = {
-        w.theirs.removesuffix(".weight"): w
-        for w in form.weights
-        if _inputs(w) and "[" not in w.stored
-    }
+    # Kernels that share a tensor share its adapter: A, and each has its part of B.
+    by_module: dict[str, list[Weight]] = {}
+    for weight in form.weights:
+        if _inputs(weight):
+            by_module.setdefault(weight.theirs.removesuffix(".weight"), []).append(weight)
+    sizes = {**form.sizes, DIM: rank}
     inputs: dict[str, list[str]] = {}
     values: dict[str, np.ndarray] = {}
     for tensor in file:
         module, _, kind = tensor.removesuffix(".weight").removeprefix(_PREFIX).rpartition(".")
-        weight = by_module.get(module)
-        if weight is None or kind not in ("lora_A", "lora_B"):
+        weights = by_module.get(module)
+        if weights is not None and kind == "base_layer":
+            continue  # the kernel as it was, which PEFT writes beside adapters of logits
+        if weights is None or kind not in ("lora_A", "lora_B"):
             raise ValueError(
                 f"{path}: {tensor} has no place in the model; adapters are of "
                 f"{first_names(sorted(by_module))}"
             )
-        before, behind = _sizes(weight, form)
-        inputs[weight.ours] = _inputs(weight)
         file.dtype(tensor)  # that of weights, or an error
-        value = file[tensor].astype(np.float32).T
-        shape = [*before, rank] if kind == "lora_A" else [rank, *behind]
-        # Files have one axis for all dimensions of an input, or of an output.
-        flat = [math.prod(before), rank] if kind == "lora_A" else [rank, math.prod(behind)]
-        if list(value.shape) != flat:
-            raise ValueError(
-                f"{path}: {tensor} has the shape {list(value.T.shape)} instead of {flat[::-1]}, "
-                f"with the rank r={rank} of {_CONFIG}"
-            )
-        values[weight.ours + (_A if kind == "lora_A" else _B)] = value.reshape(shape)
+        value = file[tensor].astype(np.float32)
+        for weight in weights:
+            factor = _factors(weight, tensor)[kind]
+            if list(value.shape) != (shape := shape_of(factor, sizes)):
+                raise ValueError(
+                    f"{path}: {tensor} has the shape {list(value.shape)} instead of {shape}, "
+                    f"with the rank r={rank} of {_CONFIG}"
+                )
+            inputs[weight.ours] = _inputs(weight)
+            values[factor.ours] = turned(factor, [value], sizes)
     lacking = [n + x for n in inputs for x in (_A, _B) if n + x not in values]
     if lacking or not inputs:
         raise ValueError(

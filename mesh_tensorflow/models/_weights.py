@@ -246,6 +246,16 @@ def _axes(weight: Weight, sizes: Mapping[str, int]) -> list[_Axis]:
     return found
 
 
+def shape_of(weight: Weight, sizes: Mapping[str, int]) -> list[int]:
+    """Returns the shape of each tensor of a Weight.
+
+    Args:
+      weight: a Weight.
+      sizes: the sizes of dimensions.
+    """
+    return [axis.size for axis in _axes(weight, sizes)]
+
+
 def _is_numbered(weight: Weight) -> bool:
     return "{}" in weight.theirs
 
@@ -387,7 +397,7 @@ def tensors_of(
         for name, one in zip(names, whole if _is_numbered(weight) else [whole]):
             # The first of the weights that share a tensor makes it; each fills its own part.
             if name not in found:
-                found[name] = np.empty([axis.size for axis in _axes(weight, sizes)], value.dtype)
+                found[name] = np.empty(shape_of(weight, sizes), value.dtype)
             own = _own(weight, found[name], sizes)
             own[...] = one.reshape(own.shape)
     return found

@@ -85,6 +85,10 @@ class Engine(Protocol):
     def values(self) -> dict[str, np.ndarray]:
         """Returns the whole values of all variables, by name."""
 
+    @property
+    def trained(self) -> set[str]:
+        """The names of trained variables."""
+
     def close(self) -> None:
         """Frees what it holds."""
         return
@@ -530,9 +534,7 @@ class SessionEngine(Engine):
                 write_state=False,  # the loop lists it, if it is one to go on from
             )
         assert saved is not None
-        trained = self._training.lowered.graph.trainable_variables
-        weights = {part.name for v in trained for part in v.parts}
-        return saved, wrong_values(saved, saver.faults(saved), weights)
+        return saved, wrong_values(saved, saver.faults(saved), self.trained)
 
     def stops(self, step: int, wanted: bool, signals: StopSignals) -> bool:
         """Returns whether to stop after this step; several processes agree on one."""
@@ -554,6 +556,13 @@ class SessionEngine(Engine):
         """Returns the whole values of all variables, by name."""
         assert self._training is not None
         return self._training.values()
+
+    @property
+    def trained(self) -> set[str]:
+        """The names of trained variables."""
+        assert self._training is not None
+        trained = self._training.lowered.graph.trainable_variables
+        return {part.name for v in trained for part in v.parts}
 
     def forget(self) -> None:
         """Frees the variables of training, which servers of several processes would keep."""
@@ -716,8 +725,7 @@ class StepEngine(Engine):
             tensors=list(values.values()),
         )
         wanted = {name: (tf.as_dtype(np.asarray(v).dtype), [""]) for name, v in values.items()}
-        weights = {name for name, v in self._store.masters.items() if v.trainable}
-        return path, wrong_values(path, [faults(path, wanted)], weights)
+        return path, wrong_values(path, [faults(path, wanted)], self.trained)
 
     def _restore(self, path: str, batch: Batch) -> None:
         """Restores a checkpoint.
@@ -740,6 +748,11 @@ class StepEngine(Engine):
     def values(self) -> dict[str, np.ndarray]:
         """Returns the whole values of all variables, by name."""
         return {name: self._store.value(name).numpy() for name in self._store.names}
+
+    @property
+    def trained(self) -> set[str]:
+        """The names of trained variables."""
+        return {name for name, v in self._store.masters.items() if v.trainable}
 
 
 def _traced(fn: Callable[..., Any]) -> Any:

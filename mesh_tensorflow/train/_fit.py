@@ -8,13 +8,21 @@ import functools
 import io
 import itertools
 import math
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional, TypeVar, Union, cast
 
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._calls import arguments_of, names_taken
-from mesh_tensorflow._core.errors import check_whole, did_you_mean, is_real, is_whole, slip
+from mesh_tensorflow._core.errors import (
+    check_bool,
+    check_whole,
+    did_you_mean,
+    is_real,
+    is_whole,
+    slip,
+)
 from mesh_tensorflow._core.layout import LayoutLike
 from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -28,7 +36,7 @@ from mesh_tensorflow.checkpoint import CheckpointError, Resize, fault_of
 from mesh_tensorflow.ops import Precision
 from mesh_tensorflow.optimize import ExponentialMovingAverage
 from mesh_tensorflow.train._data import AnyDataset, Features, Part, Source, opened, source_of
-from mesh_tensorflow.train._engine import Engine, SessionEngine, StepEngine
+from mesh_tensorflow.train._engine import Engine, SessionEngine, StepEngine, wrong_values
 from mesh_tensorflow.train._loop import (
     Found,
     Initial,
@@ -52,7 +60,7 @@ from mesh_tensorflow.train._placing import (
     compiled_or_not,
     placing_of,
 )
-from mesh_tensorflow.train._saving import Best, Checkpoints
+from mesh_tensorflow.train._saving import Best, Checkpoints, weights_not_numbers
 from mesh_tensorflow.train.callbacks import Callback, Run, TensorBoard, has_board
 from mesh_tensorflow.visualize import training_report
 
@@ -147,7 +155,7 @@ def learning_rate_of(rate: Any) -> Any:
 
     Raises:
       TypeError: it is something else.
-      ValueError: it is NaN or infinite.
+      ValueError: it is NaN, infinite or below 0.
     """
     if rate is None or callable(rate):
         return rate
@@ -162,6 +170,11 @@ def learning_rate_of(rate: Any) -> Any:
         raise ValueError(
             f"fit: learning_rate={rate!r} is no finite number: one step would make all weights "
             "NaN. Give for instance 0.1"
+        )
+    if is_real(rate) and rate < 0:
+        raise ValueError(
+            f"fit: learning_rate={rate!r} is below 0, so that steps would make the loss larger. "
+            "Give for instance 0.1; to make a value larger, return its negative as the loss"
         )
     return rate
 
@@ -387,7 +400,8 @@ def fit(
     Raises:
       ValueError: an argument is wrong, or the layout does not fit.
       CheckpointError: the last checkpoint is damaged, or of another model.
-      NotANumberError: the loss is not a number, or weights that would be saved are not.
+      NotANumberError: the loss is not a number, or weights that would be saved or returned are
+        not.
       KeyboardInterrupt: the user pressed Ctrl-C; a checkpoint is saved first.
     """
     # First, as later locals would be among the arguments.
@@ -403,6 +417,7 @@ def fit(
         microbatches=microbatches,
         **({} if eval_every is None else {"eval_every": eval_every}),
     )
+    _check_flags_and_paths(arguments)
     learning_rate = learning_rate_of(learning_rate)
     check_optimizer(optimizer, learning_rate)
     callbacks = check_callbacks(callbacks, logdir)
@@ -462,6 +477,18 @@ def _check_numbers(**numbers: Any) -> None:
     """Raises ValueError for a number that is less than one."""
     for name, value in numbers.items():
         check_whole("fit", name, value)
+
+
+def _check_flags_and_paths(arguments: Mapping[str, Any]) -> None:
+    """Raises ValueError for arguments that are neither true nor false, or no paths."""
+    flags = ("norms", "simd", "uneven", "save_in_background", "init_strict", "init_shrink")
+    for name in (*flags, "shuffle", "progress"):
+        check_bool("fit", name, arguments[name])
+    for name in ("directory", "logdir"):
+        if not isinstance(arguments[name], (str, os.PathLike, type(None))):
+            raise ValueError(
+                f"fit: {name}={arguments[name]!r} is no path of a folder; leave it out for none"
+            )
 
 
 def _changed(settings: Any) -> dict[str, Any]:
@@ -635,13 +662,18 @@ def _run(loop: Loop, resume: Resume, initial: Optional[Initial]) -> Result:
         loop.say(f"nothing to do: step {run.step} of {run.steps} is done. Give fit more steps")
     # The first batch was read for its shape and its dtypes; it is trained on, too.
     loop.train(itertools.chain([first], batches))
+    values = engine.values()
+    if run.directory is None and not done:  # else checkpoints have been checked, also the last
+        wrong = wrong_values("", [checkpoint_files.faults_of(values)], engine.trained)
+        if wrong:
+            raise weights_not_numbers(run.step, wrong, None)
     return Result(
         run.step,
         loop.history,
         loop.evaluations,
         run.stopped,
         run.checkpoint,
-        engine.values(),
+        values,
         None if loop.best is None else loop.best.checkpoint,
         engine.layout,
     )

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow.compat.v1 as tf
@@ -45,6 +45,21 @@ def not_a_number(what: str, last: Optional[str]) -> NotANumberError:
     return NotANumberError(
         f"{what}. {saved}Run the step within mtf.debug.nan_checks() to see which operation made "
         "the first value that is not a number; often a smaller learning rate or clip_norm helps"
+    )
+
+
+def weights_not_numbers(step: int, wrong: Sequence[str], last: Optional[str]) -> NotANumberError:
+    """Returns the error for a step that makes such weights, though its loss was a number.
+
+    Args:
+      step: the number of the step.
+      wrong: the names of the weights.
+      last: the path of the last checkpoint, or None.
+    """
+    return not_a_number(
+        f"after step {step}, whose loss was a finite number, {', '.join(wrong[:_NAMED])}"
+        f"{', ...' if wrong[_NAMED:] else ''} are not numbers, or infinite",
+        last,
     )
 
 
@@ -287,12 +302,7 @@ class Checkpoints:
         # Removed, and not listed: a run that is resumed would go on from weights that are lost.
         if wrong:
             checkpoint_files.remove(path)
-            raise not_a_number(
-                f"after step {step}, whose loss was a finite number, "
-                f"{', '.join(wrong[:_NAMED])}{', ...' if wrong[_NAMED:] else ''} are not "
-                "numbers, or infinite",
-                self.last,
-            )
+            raise weights_not_numbers(step, wrong, self.last)
         # First: a run that is killed before it is listed comes to this evaluation again.
         if values is not None and self.best is not None:
             self.best.record(path, step, values)

@@ -215,6 +215,38 @@ def test_killed_at_any_moment(tmp_path):
     assert files[0].read_bytes() != (FIXTURES / "llama" / "model.safetensors").read_bytes()
 
 
+@pytest.mark.parametrize(
+    "name, module",
+    [
+        ("gpt2", "transformer.h.1.attn.c_attn"),
+        ("gpt_neox", "gpt_neox.layers.0.attention.query_key_value"),
+        ("phi3", "model.layers.0.self_attn.qkv_proj"),
+        ("phi3", "model.layers.1.mlp.gate_up_proj"),
+        ("phi3", "lm_head"),
+    ],
+)
+def test_adapters_of_tensors_with_several_kernels(name, module, tmp_path):
+    """PEFT has one for the tensor: each kernel gets the whole of A, and its part of B."""
+    model, weight = model_of(name), f"{module}.weight"
+    before = safetensors.numpy.load_file(FIXTURES / name / "model.safetensors")
+    into, out = before[weight].shape if name == "gpt2" else before[weight].shape[::-1]
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(shape).astype(np.float32) for shape in ([3, into], [out, 3]))
+    factors = {f"base_model.model.{module}.lora_{n}.weight": x for n, x in (("A", a), ("B", b))}
+    # Beside adapters of logits PEFT writes these themselves.
+    base = {f"base_model.model.{module}.base_layer.weight": before[weight]}
+    safetensors.numpy.save_file({**factors, **base}, tmp_path / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 3, "lora_alpha": 6, "bias": "none"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    model.merge(tmp_path)
+    model.save_pretrained(tmp_path / "merged")
+    after = safetensors.numpy.load_file(tmp_path / "merged" / "model.safetensors")
+    added = 2.0 * (b @ a)
+    for tensor, value in before.items():
+        change = (added.T if name == "gpt2" else added) if tensor == weight else 0.0
+        np.testing.assert_allclose(after[tensor], value + change, rtol=1e-5, atol=1e-5)
+
+
 def test_gpt2s_modules_are_told_apart(tmp_path):
     tuned(model_of("gpt2"), 1, lora="o:2", save_adapters=tmp_path)
     config = json.loads((tmp_path / "adapter_config.json").read_text())
@@ -306,6 +338,18 @@ def test_it_learns_what_it_is_asked():
         ({"lora": "q,v"}, "lora='q,v' is no list of parts with a rank, such as 'q,v:8'"),
         ({"lora": "q:8:0.0"}, "lora='q:8:0.0' is no list .* alpha above 0, as in 'q,v:8:16'"),
         ({"learning_rate": float("nan")}, "fit: learning_rate=nan is no finite number: one step"),
+        ({"learning_rate": -1}, "fit: learning_rate=-1 is below 0, so that steps would make the l"),
+        ({"pack": "no"}, "examples: pack='no' is neither True nor False"),
+        ({"recompute": "x"}, "finetune: recompute='x' is neither True nor False"),
+        ({"exact_match": "loss"}, "finetune: exact_match='loss' is neither True nor False"),
+        ({"shuffle": "no"}, "fit: shuffle='no' is neither True nor False"),
+        ({"directory": 5}, "fit: directory=5 is no path of a folder; leave it out for none"),
+        ({"balance": float("nan")}, "balance=nan must be a number of 0 or more, by which"),
+        (
+            {"eval_examples": "no.jsonl"},
+            "examples: 'no.jsonl' cannot be read as a JSONL file: .*No",
+        ),
+        ({"eval_examples": "/"}, "examples: '/' cannot be read as a JSONL file: .*Is a directory"),
         ({"lora": "runs/adapters"}, "lora='runs/adapters' is no folder of adapters"),
         ({"lora": "q,up:8"}, "the model has no up; it has k, o, q, v, wi_0, wi_1, wo"),
         ({"save_adapters": "x"}, "save_adapters is for adapters; give lora"),
@@ -330,6 +374,19 @@ def test_it_learns_what_it_is_asked():
 def test_mistakes(options, text):
     with pytest.raises(ValueError, match=text):
         tuned(model_of(), **options)
+
+
+def test_weights_that_the_last_step_made_no_numbers(tmp_path):
+    """The model keeps those that it had, and there are no checkpoints to say it."""
+    model = model_of()
+    before = model.weights
+    options = {"learning_rate": lambda step: tf.constant(float("nan"))}
+    text = "after step 1, whose loss was a finite number, .* are not numbers, or infinite"
+    for directory in (None, str(tmp_path)):
+        with pytest.raises(mtf.train.NotANumberError, match=text):
+            tuned(model, 1, directory=directory, **options)
+    for name, value in before.items():
+        np.testing.assert_array_equal(model.weights[name], value)
 
 
 def test_what_is_no_model_or_has_no_weights(tmp_path):
@@ -385,6 +442,9 @@ def test_damaged_adapters(tmp_path):
     # PEFT changes the weights of the model, too, when it reads such.
     refused("has init_lora_weights='pissa', and is of no plain LoRA", init_lora_weights="pissa")
     refused("has lora_bias, use_qalora, and is of no", lora_bias=True, use_qalora=True)
+    refused("has bias='lora_only', and is of no plain LoRA", bias="lora_only")
+    refused("has target_parameters, and is of no", target_parameters=["mlp.experts.gate_up_proj"])
+    refused("has trainable_token_indices, and is of", trainable_token_indices=[1, 2])
     (tmp_path / "adapter_config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match="has no place in the model; adapters are of"):
         model_of("gpt2").merge(tmp_path)

@@ -508,6 +508,8 @@ MISTAKES = {
     "seed=-1 must be an integer of at least 0": {"seed": -1},
     "stop=1.5 has 1.5, which is neither an id (-1 for none) nor a text": {"stop": 1.5},
     "stop=[-2] has -2, which is neither": {"stop": [-2]},
+    "stop=[None] has None, which is neither an id": {"stop": [None]},
+    "details='all' is neither True nor False": {"details": "all"},
     "stop=['a', ''] has an empty text": {"stop": ["a", ""]},
     "num_beams=0 must be an integer of at least 1": {"num_beams": 0},
     "num_beams=2 searches and temperature=1.0 draws; set": {"num_beams": 2, "temperature": 1.0},

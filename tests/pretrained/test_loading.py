@@ -644,6 +644,7 @@ def test_fields_of_rotary_positions(older, newer):
         ("opt", {"_remove_final_layer_norm": True}, "_remove_final_layer_norm=True, .* only"),
         ("bert", {"layer_norm_eps": 0}, "layer_norm_eps=0, no positive number"),
         ("mixtral", {"quantization_config": {"bits": 4}}, "quantization_config=.* only .*=None"),
+        ("mixtral", {"router_aux_loss_coef": float("nan")}, "coef=nan, no number of 0 or more"),
         ("mixtral", {"num_experts_per_tok": 5}, "num_experts_per_tok=5, of num_local_experts=4$"),
         ("qwen3_moe", {"num_experts_per_tok": 10**9}, "num_experts_per_tok=10+, of num_experts=4$"),
         ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0, .* only"),

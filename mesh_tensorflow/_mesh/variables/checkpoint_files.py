@@ -479,23 +479,39 @@ class Reader:
     def kinds(self, name: str, spec: str, dtype: tf.DType) -> tuple[bool, bool]:
         """Returns whether a part of a variable has NaN, and infinite values; see `read`."""
         value = self.read(name, spec, dtype)  # also finds damage where there are no numbers to test
-        if not dtype.is_floating:
-            return False, False
-        # Not by operations of TensorFlow, which would use threads of other priorities.
-        value = np.reshape(value, -1)
-        parts = [value[i : i + _TESTED] for i in range(0, value.size, _TESTED)]
-        # One test, as nearly always all are finite.
-        wrong = [part for part in parts if not np.isfinite(part).all()]
-        return (
-            any(bool(np.isnan(part).any()) for part in wrong),
-            any(bool(np.isinf(part).any()) for part in wrong),
-        )
+        return _kinds(value, dtype)
 
     def _run(self, fetched: tf.Tensor, name: str, spec: str) -> Any:
         try:
             return self._session.run(fetched, {self._name: name, self._spec: spec})
         except tf.errors.OpError as e:
             raise OSError(reason(e)) from e
+
+
+def _kinds(value: np.ndarray, dtype: tf.DType) -> tuple[bool, bool]:
+    """Returns whether an array has NaN, and infinite values."""
+    if not dtype.is_floating:
+        return False, False
+    # Not by operations of TensorFlow, which would use threads of other priorities.
+    value = np.reshape(value, -1)
+    parts = [value[i : i + _TESTED] for i in range(0, value.size, _TESTED)]
+    # One test, as nearly always all are finite.
+    wrong = [part for part in parts if not np.isfinite(part).all()]
+    return (
+        any(bool(np.isnan(part).any()) for part in wrong),
+        any(bool(np.isinf(part).any()) for part in wrong),
+    )
+
+
+def faults_of(values: Mapping[str, np.ndarray]) -> Faults:
+    """Returns what is wrong with values of variables.
+
+    Args:
+      values: arrays by the names of the variables.
+    """
+    kinds = {n: _kinds(v, tf.as_dtype(np.asarray(v).dtype)) for n, v in values.items()}
+    infinite = [name for name, (nan, inf) in kinds.items() if inf and not nan]
+    return Faults([], "", [name for name, (nan, _) in kinds.items() if nan], infinite)
 
 
 @contextlib.contextmanager
