@@ -93,6 +93,38 @@ def test_communication(name, simd, tf_graph, monkeypatch):
     assert simd or called == counted
 
 
+ON_DEVICES = {
+    **{name: row for name, row in COMMUNICATION.items() if name != "one_of_two_axes"},
+    "joined": ("rows:2,cols:2", "x:rows+cols,kz:rows+cols", K, [("alltoall", 0, N)]),
+    # What would be padded is whole, as JAX has no arrays whose last parts are shorter.
+    "uneven": ("rows:3", "x:rows?", None, []),
+}
+
+
+@pytest.mark.slow_but(5)
+@pytest.mark.usefixtures("eight_devices")
+@pytest.mark.parametrize("name", ON_DEVICES)
+def test_communication_of_devices_of_jax(name):
+    """XLA's partitioner would gather all that it transforms; so it does not see the transforms."""
+    mesh_shape, layout, new_dims, expected = ON_DEVICES[name]
+
+    def step(data):
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        x = mtf.import_tf_tensor(mesh, data, [X, Y, Z])
+        y = mtf.signal.fft3d(x, [X, Y, Z], new_dims)
+        lowering = mtf.Lowering(mesh.graph, {mesh: mtf.pjrt.mesh_impl()})
+        return lowering.export_to_tf_tensor(y)
+
+    function = mtf.pjrt.function(step, mesh_shape=mesh_shape, layout=layout)
+    np.testing.assert_allclose(function(BOX), FREQUENCIES, atol=1e-3)
+    kinds = {"alltoall": "all-to-all", "allconcat": "all-gather"}
+    found = [c.kind for c in function.lower(BOX).collectives() for _ in range(c.count)]
+    assert found == [kinds[kind] for kind, *_ in expected]
+    with mtf.debug.nan_checks():  # for which TensorFlow runs the program
+        checked = mtf.pjrt.function(step, mesh_shape=mesh_shape, layout=layout)(BOX)
+    np.testing.assert_allclose(checked, FREQUENCIES, atol=1e-3)
+
+
 def test_uneven_sizes_are_padded():
     """z cannot be split by rows, yet takes the split of x and y in turn."""
     mesh = mtf.Mesh(mtf.Graph(), "mesh")
