@@ -146,9 +146,32 @@ def step_rounds(
     mesh_shape = mtf.convert_to_shape(mesh_shape)
     devices = [f"/cpu:{i}" for i in range(mesh_shape.size)]
     machine = Processors(mesh_shape, devices, placement == "simd")
+    return rounds_on(machine, build, layouts, runs, rounds, label)
+
+
+def rounds_on(
+    machine: Processors,
+    build: Callable[[], models.Program],
+    layouts: Sequence[str],
+    runs: int,
+    rounds: int,
+    label: str = "",
+) -> list[list[float]]:
+    """Measures the median seconds per step in each of some rounds, on the processors of a mesh.
+
+    Args:
+      machine: the Processors.
+      build: see `step_seconds`.
+      layouts: see `step_seconds`.
+      runs: see `step_seconds`.
+      rounds: see `step_rounds`.
+      label: see `step_seconds`.
+
+    Returns:
+      For each layout, a list of seconds, one for each round.
+    """
     sessions: list[tf.Session] = []
     steps: list[Callable[[], Any]] = []
-    times: list[list[float]] = [[] for _ in layouts]
     # A layout is built once, and timed in each round.
     with _progress(len(layouts) + rounds * runs, label) as done:
         for layout in layouts:
@@ -157,24 +180,45 @@ def step_rounds(
                 fetches = _fetches(build, machine, layout)
                 session = machine.session(tf.get_default_graph(), layout)
                 session.run(tf.global_variables_initializer())
-                # Unlike session.run, it does not look the fetches up again in each step.
-                steps.append(session.make_callable(fetches))
+                steps.append(machine.runner(session, fetches))
                 sessions.append(session)
             done()
-        for _ in range(rounds):
-            # Turn by turn, as other load lasts for seconds: with the runs of a round in a row, one
-            # layout of a Fourier transform took 4.3 ms in one round and 7.3 in the next.
-            turns: list[list[float]] = [[] for _ in layouts]
-            for turn in range(runs):
-                # Forth and back, so that a machine that grows slower does not favor the first.
-                order = range(len(layouts)) if turn % 2 == 0 else reversed(range(len(layouts)))
-                for n in order:
-                    turns[n].append(_seconds_in_turn(steps[n]))
-                done()
-            for column, of_round in zip(times, turns):
-                column.append(statistics.median(of_round))
+        times = seconds_in_turns(steps, runs, rounds, done)
     for session in sessions:
         session.close()
+    return times
+
+
+def seconds_in_turns(
+    steps: Sequence[Callable[[], Any]],
+    runs: int,
+    rounds: int,
+    done: Callable[[], None] = lambda: None,
+) -> list[list[float]]:
+    """Measures the median seconds of each of some steps, in each of some rounds.
+
+    Args:
+      steps: functions that each run a step, to its end.
+      runs: how often each is run in a round.
+      rounds: the number of rounds.
+      done: called after each turn of all steps.
+
+    Returns:
+      For each step, a list of seconds, one for each round.
+    """
+    times: list[list[float]] = [[] for _ in steps]
+    for _ in range(rounds):
+        # Turn by turn, as other load lasts for seconds: with the runs of a round in a row, one
+        # layout of a Fourier transform took 4.3 ms in one round and 7.3 in the next.
+        turns: list[list[float]] = [[] for _ in steps]
+        for turn in range(runs):
+            # Forth and back, so that a machine that grows slower does not favor the first.
+            order = range(len(steps)) if turn % 2 == 0 else reversed(range(len(steps)))
+            for n in order:
+                turns[n].append(_seconds_in_turn(steps[n]))
+            done()
+        for column, of_round in zip(times, turns):
+            column.append(statistics.median(of_round))
     return times
 
 
