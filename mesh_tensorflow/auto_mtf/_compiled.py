@@ -113,14 +113,10 @@ class CompiledMemory(ResidentMemory):
             self._read_whole.update(
                 [x for y, x in passed.items() if y in self._read_whole] if passed else found
             )
-        for op in operations:
-            for y, x in op.passes_on(self._candidates).items():
-                if x in self._read_whole:
-                    self._read_whole.add(y)
         items = list(super()._make_items(operations))
         readers = collections.Counter(name for item in items for name in dict.fromkeys(item.inputs))
         for item in items:
-            if not isinstance(item.op, Assign):
+            if not isinstance(item.op, Assign) or item.outputs:  # a whole copy of an update
                 continue
             v = item.op.variables[int(item.name.rpartition("/")[2])]
             held = self._blocks.get(f"{v.name}/copy")

@@ -312,7 +312,7 @@ class Held(NamedTuple):
 
     Attributes:
       name: the name of the tensor or the variable.
-      kind: "weights", "slots", "copies" (of both, where a step begins with them), "activations",
+      kind: "weights", "slots", "copies" (of both and of images, as XLA makes them), "activations",
         "recomputed", "gradients", "updates", "gathered" (whole copies of weights that are stored in
         parts, and what an operation has in another layout) or "loop tape".
       bytes: its size on one processor.

@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 from helpers.auto_mtf.real_programs import MESHES, loop_program, real_programs
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow._core.layout import given_stored_layout
 from mesh_tensorflow._core.operation import Collective, Cost, needed_operations
 from mesh_tensorflow._core.placement import walk
 from mesh_tensorflow.auto_mtf import hardware, models
@@ -555,6 +556,31 @@ def test_elementwise_results_are_not_in_memory():
     functions = {"square", "scalar_mul", "relu", "square_1", "scalar_mul_1", "relu_1"}
     assert in_memory(fused) & functions == {"relu"}
     assert in_memory(apart) >= functions
+
+
+@pytest.mark.parametrize("zero", [None, 1, 3])
+def test_compiled_memory_is_a_constraint(zero):
+    """The layout that the search finds within a limit is within it, also of what is in parts."""
+    with tf.Graph().as_default():
+        program = models.language_model(**TINY)
+    mesh = mtf.convert_to_shape("rows:2,cols:2")
+    stored = given_stored_layout(mesh, None, zero, zero and "rows")
+    estimator = StepEstimator(program.graph, mesh, program.outputs, KNOWN, stored)
+    limit = 0.7 * estimator.estimate("").peak_bytes
+    found = estimator.solve(limit)
+    assert estimator.least()[1] <= found.peak_bytes <= limit
+    held = estimator.peak_contents(found.layout)
+    assert sum(h.bytes for h in held) == found.peak_bytes
+    assert any(h.kind == "copies" for h in held)
+
+
+def test_compiled_memory_of_a_loop():
+    with tf.Graph().as_default():
+        graph, outputs = loop_program(gradients=True)
+    estimator = StepEstimator(graph, "rows:2,cols:2", outputs, KNOWN)
+    by_operation = StepEstimator(graph, "rows:2,cols:2", outputs, SLOW)
+    tape = "loop tape"
+    assert estimator.peak_by_kind("")[tape] == by_operation.peak_by_kind("")[tape] > 0
 
 
 @pytest.mark.slow_but(8)
