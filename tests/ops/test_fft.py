@@ -125,6 +125,27 @@ def test_communication_of_devices_of_jax(name):
     np.testing.assert_allclose(checked, FREQUENCIES, atol=1e-3)
 
 
+@pytest.mark.usefixtures("eight_devices")
+def test_there_and_back_on_devices_of_jax():
+    """XLA gave whole transforms numbers in an order that its kernel for CPUs refuses."""
+    mesh_shape, layout, *_ = COMMUNICATION["pencil"]
+
+    @mtf.pjrt.function(mesh_shape=mesh_shape, layout=layout)
+    def step():
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        x = mtf.random_normal(mesh, [X, Y, Z])
+        waves = mtf.signal.fft3d(mtf.cast(x, tf.complex64), [X, Y, Z], K)
+        number = mtf.add_n([mtf.mtf_range(mesh, k, tf.float32) for k in K])
+        there = mtf.signal.ifft3d(waves * mtf.cast(number, waves.dtype), K, [X, Y, Z])
+        lowering = mtf.Lowering(mesh.graph, {mesh: mtf.pjrt.mesh_impl()})
+        return [lowering.export_to_tf_tensor(t) for t in (x, mtf.real(there))]
+
+    x, found = step()
+    number = sum(np.ogrid[:8, :8, :8])
+    expected = np.fft.ifftn(np.fft.fftn(x) * number).real
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
 def test_uneven_sizes_are_padded():
     """z cannot be split by rows, yet takes the split of x and y in turn."""
     mesh = mtf.Mesh(mtf.Graph(), "mesh")
