@@ -9,8 +9,10 @@ run in turns. The table has the rank correlations (Spearman) of predicted and me
 the regrets: how much longer the chosen layout takes than the fastest. Layouts that take equally
 long have no true order, so the table also says how well one round of measurements predicts another,
 and how many pairs of layouts have one order in all rounds, and in which part of these a prediction
-has it. Each row is a process of its own, as the first session of a process decides about its
-threads.
+has it. Each row is a process of its own, or several, as the first session of a process decides
+about its threads. Places are logical CPUs that share slices (`shared`, `shared8`) or run one program
+(`simd`), CPU devices of JAX (`pjrt`, where no operations are timed), and four processes that share
+this machine (`processes`).
 
     python benchmarks/right_layout.py --memory --layouts=4
 
@@ -51,9 +53,7 @@ def options_of() -> argparse.Namespace:
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--only", default=",".join(BUILDERS), help="programs")
-    parser.add_argument("--places", default=",".join(PLACES), help="where: logical CPUs that share "
-                        "slices or run one program, CPU devices of JAX (whose operations are not "
-                        "timed), or as many processes")  # fmt: skip
+    parser.add_argument("--places", default=",".join(PLACES), help="where they run")
     parser.add_argument("--layouts", type=int, default=16, help="how many layouts, besides the "
                         "first three of each prediction")  # fmt: skip
     parser.add_argument("--seconds", type=float, default=60.0, help="for timing operations")
@@ -71,9 +71,6 @@ def options_of() -> argparse.Namespace:
     for name, known in (("only", BUILDERS), ("places", PLACES)):
         if unknown := set(getattr(options, name).split(",")) - set(known):
             parser.error(f"--{name}: {sorted(unknown)} are none of {', '.join(known)}")
-    if options.memory:
-        # Its images are in a variable of TensorFlow, which devices of JAX have no value of.
-        options.only = ",".join(name for name in options.only.split(",") if name != "mnist")
     return options
 
 
@@ -520,9 +517,13 @@ def main() -> None:
     print("| " + " | ".join(head) + " |")
     print("|" + "---|" * len(head), flush=True)
     rows = []
+    # Memory is by XLA, wherever times would be measured.
+    places = ["pjrt"] if options.memory else options.places.split(",")
     for program in options.only.split(","):
-        # Memory is by XLA, wherever times would be measured.
-        for place in ["pjrt"] if options.memory else options.places.split(","):
+        for place in places:
+            if (program, place) == ("mnist", "pjrt"):
+                # Its images are in a variable of TensorFlow, which devices of JAX have no value of.
+                continue
             command = [__file__, *sys.argv[1:], f"--row={program}/{place}"]
             if place == "processes":
                 command = ["-m", "mesh_tensorflow.launch", "--processes", "4", *command]
