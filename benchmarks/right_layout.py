@@ -10,9 +10,9 @@ the regrets: how much longer the chosen layout takes than the fastest. Layouts t
 long have no true order, so the table also says how well one round of measurements predicts another,
 and how many pairs of layouts have one order in all rounds, and in which part of these a prediction
 has it. Each row is a process of its own, or several, as the first session of a process decides
-about its threads. Places are logical CPUs that share slices (`shared`, `shared8`) or run one program
-(`simd`), CPU devices of JAX (`pjrt`, where no operations are timed), and four processes that share
-this machine (`processes`).
+about its threads. Places are logical CPUs that share slices (`shared`, `shared8`) or run one
+program (`simd`), CPU devices of JAX (`pjrt`, where no operations are timed), and four processes
+that share this machine (`processes`).
 
     python benchmarks/right_layout.py --memory --layouts=4
 
