@@ -9,8 +9,10 @@ run in turns. The table has the rank correlations (Spearman) of predicted and me
 the regrets: how much longer the chosen layout takes than the fastest. Layouts that take equally
 long have no true order, so the table also says how well one round of measurements predicts another,
 and how many pairs of layouts have one order in all rounds, and in which part of these a prediction
-has it. Each row is a process of its own, as the first session of a process decides about its
-threads.
+has it. Each row is a process of its own, or several, as the first session of a process decides
+about its threads. Places are logical CPUs that share slices (`shared`, `shared8`) or run one
+program (`simd`), CPU devices of JAX (`pjrt`, where no operations are timed), and four processes
+that share this machine (`processes`).
 
     python benchmarks/right_layout.py --memory --layouts=4
 
@@ -24,6 +26,7 @@ import argparse
 import functools
 import itertools
 import json
+import math
 import os
 import random
 import statistics
@@ -35,7 +38,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
-PLACES = {"shared": "rows:2,cols:2", "simd": "rows:2,cols:2", "shared8": "rows:2,cols:4"}
+PLACES = {
+    "shared": "rows:2,cols:2",
+    "simd": "rows:2,cols:2",
+    "shared8": "rows:2,cols:4",
+    "pjrt": "rows:2,cols:2",
+    "processes": "rows:2,cols:2",
+}
 
 
 def options_of() -> argparse.Namespace:
@@ -44,8 +53,7 @@ def options_of() -> argparse.Namespace:
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--only", default=",".join(BUILDERS), help="programs")
-    parser.add_argument("--places", default=",".join(PLACES), help="where: logical CPUs that share "
-                        "slices, or that run one program")  # fmt: skip
+    parser.add_argument("--places", default=",".join(PLACES), help="where they run")
     parser.add_argument("--layouts", type=int, default=16, help="how many layouts, besides the "
                         "first three of each prediction")  # fmt: skip
     parser.add_argument("--seconds", type=float, default=60.0, help="for timing operations")
@@ -63,9 +71,6 @@ def options_of() -> argparse.Namespace:
     for name, known in (("only", BUILDERS), ("places", PLACES)):
         if unknown := set(getattr(options, name).split(",")) - set(known):
             parser.error(f"--{name}: {sorted(unknown)} are none of {', '.join(known)}")
-    if options.memory:
-        # Its images are in a variable of TensorFlow, which devices of JAX have no value of.
-        options.only = ",".join(name for name in options.only.split(",") if name != "mnist")
     return options
 
 
@@ -102,39 +107,57 @@ class Row(NamedTuple):
 # -- the process of a row
 
 
-def measured_row(program: str, place: str, options: argparse.Namespace) -> Row:
-    """Returns a Row, measured in this process."""
+def in_this_process(place: str) -> None:
+    """Imports TensorFlow, with as many CPU devices of JAX as a place has."""
     import quiet
 
+    number = math.prod(int(size.split(":")[1]) for size in PLACES[place].split(","))
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={number}"
     quiet.import_tensorflow()
     sys.path[:0] = [str(HERE.parent), str(HERE.parent / "examples")]
+    import tensorflow.compat.v1 as tf
+
+    # Each function for devices of JAX has a graph of its own, with variables of its own.
+    if place != "pjrt":
+        tf.disable_v2_behavior()
+
+
+def measured_row(program: str, place: str, options: argparse.Namespace) -> Row:
+    """Returns a Row, measured in this process."""
     import tensorflow.compat.v1 as tf
     from pick_a_layout import spearman
 
     import mesh_tensorflow as mtf
     from mesh_tensorflow.auto_mtf import measure, profiles, step_time
 
-    tf.disable_v2_behavior()
-    shape, simd = mtf.convert_to_shape(PLACES[place]), place == "simd"
-    devices = [f"/device:CPU:{i}" for i in range(shape.size)]
-    build = BUILDERS[program]
+    shape, build = mtf.convert_to_shape(PLACES[place]), BUILDERS[program]
+    where = place_of(place, shape)
+    hardware, servers = where.hardware(mtf.auto_mtf.Auto()), where.servers
+    machine = profiles.Processors(shape, where.devices, where.simd, servers)
     with tf.Graph().as_default():
         parts = step_time.ProgramParts.of(build())
-        machine = profiles.Processors(shape, devices, simd)
-        asked = profiles.Profile(options.seconds, cache="", show=False)
         begin = time.monotonic()
-        timed = profiles.estimator_on(machine, parts, asked)
+        if where.pjrt:
+            rough = step_time.StepEstimator(
+                parts.graph, shape, parts.outputs, hardware, parts=parts
+            )
+            timed = rough
+        else:
+            asked = profiles.Profile(options.seconds, cache="", show=False)
+            timed = profiles.estimator_on(machine, parts, asked, hardware)
+            rough = profiles.estimator_on(machine, parts, None, hardware)
         spent = time.monotonic() - begin
-        rough = profiles.estimator_on(machine, parts, None)
         first = [[one.text for one in estimator.best(3)] for estimator in (timed, rough)]
         chosen = [texts[0] for texts in first]
         layouts = list(dict.fromkeys([*chosen, "", *random_layouts(rough, options)]))
         # What `fit(layout="auto")` tries, too.
         layouts = list(dict.fromkeys([*layouts[: options.layouts + 1], *itertools.chain(*first)]))
         seconds = [[e.estimate(x).seconds.total for x in layouts] for e in (rough, timed)]
-    rounds = measure.step_rounds(
-        build, shape, layouts, options.runs, options.rounds, "simd" if simd else "shared"
-    )
+    if where.pjrt:
+        steps = [step_of_jax(build, shape, layout) for layout in layouts]
+        rounds = measure.seconds_in_turns(steps, options.runs, options.rounds)
+    else:
+        rounds = measure.rounds_on(machine, build, layouts, options.runs, options.rounds)
     # Other load can only increase times.
     times, count = [min(column) for column in rounds], len(rounds)
     # The first two are the choices, which may be one layout.
@@ -143,9 +166,30 @@ def measured_row(program: str, place: str, options: argparse.Namespace) -> Row:
     ranks = [spearman(list(zip(column, times))) for column in seconds]
     pairs = itertools.combinations(zip(*rounds), 2)
     again = statistics.mean(spearman(list(zip(*pair))) for pair in pairs)
-    return Row(
-        program, place, *columns, rounds, again, ranks, spent, str(timed.costs)  # type: ignore[arg-type]
-    )  # fmt: skip
+    which = "none" if timed.costs is None else str(timed.costs)
+    return Row(program, place, *columns, rounds, again, ranks, spent, which)  # type: ignore[arg-type]
+
+
+def place_of(place: str, shape: Any) -> Any:
+    """Returns where the programs of a row run, an auto_mtf.measured.Place."""
+    from mesh_tensorflow import estimator
+    from mesh_tensorflow.auto_mtf import measured
+    from mesh_tensorflow.estimator.processes import servers_of_all
+
+    cpus = [f"/device:CPU:{i}" for i in range(shape.size)]
+    if place != "processes":
+        return measured.Place(shape, tuple(cpus), place == "simd", place == "pjrt")
+    tasks = [("chief", 0), *(("worker", i) for i in range(shape.size - 1))]
+    devices = tuple(f"/job:{job}/task:{task}/device:CPU:0" for job, task in tasks)
+    return measured.Place(shape, devices, servers=servers_of_all(estimator.RunConfig()))
+
+
+def step_of_jax(build: Callable[[], Any], shape: Any, layout: str) -> Callable[[], Any]:
+    """Returns what runs a step of a program on devices of JAX, to its end."""
+    import jax
+
+    step = function_of_jax(build, shape, layout)
+    return lambda: jax.block_until_ready((step(), step.store))
 
 
 def random_layouts(estimator: Any, options: argparse.Namespace) -> list[str]:
@@ -171,17 +215,12 @@ MEMORY_HEAD = ("program", "layout", "predicted MiB", "by XLA MiB", "predicted / 
 
 def memory_lines(program: str, options: argparse.Namespace) -> list[str]:
     """Returns the lines of a program in the table of memory, compiled in this process."""
-    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
-    import quiet
-
-    quiet.import_tensorflow()
-    sys.path[:0] = [str(HERE.parent), str(HERE.parent / "examples")]
     import tensorflow.compat.v1 as tf
 
     import mesh_tensorflow as mtf
     from mesh_tensorflow.auto_mtf import hardware, step_time
 
-    build, shape = BUILDERS[program], mtf.convert_to_shape(PLACES["shared"])
+    build, shape = BUILDERS[program], mtf.convert_to_shape(PLACES["pjrt"])
     devices = hardware.local_machine(shape.size, one_memory=False, compiled=True)
     with tf.Graph().as_default():
         parts = step_time.ProgramParts.of(build())
@@ -190,7 +229,7 @@ def memory_lines(program: str, options: argparse.Namespace) -> list[str]:
     lines = []
     for layout in layouts[: options.layouts]:
         predicted = rough.estimate(layout).peak_bytes
-        memory = compiled_step(build, shape, layout).memory()
+        memory = function_of_jax(build, shape, layout).lower().memory()
         # What is donated is both an argument and an output.
         used = (
             memory.argument_size_in_bytes + memory.temp_size_in_bytes
@@ -202,8 +241,8 @@ def memory_lines(program: str, options: argparse.Namespace) -> list[str]:
     return lines
 
 
-def compiled_step(build: Callable[[], Any], shape: Any, layout: str) -> Any:
-    """Returns a program that is compiled for devices of JAX."""
+def function_of_jax(build: Callable[[], Any], shape: Any, layout: str) -> Any:
+    """Returns the function of a step that is compiled for devices of JAX."""
     import tensorflow.compat.v1 as tf
 
     import mesh_tensorflow as mtf
@@ -215,7 +254,7 @@ def compiled_step(build: Callable[[], Any], shape: Any, layout: str) -> Any:
         with tf.control_dependencies(updates):
             return [tf.identity(lowering.export_to_tf_tensor(y)) for y in program.outputs]
 
-    return mtf.pjrt.function(step, mesh_shape=shape, layout=layout).lower()
+    return mtf.pjrt.function(step, mesh_shape=shape, layout=layout)
 
 
 # -- the programs: a training step each, but for the Fourier transforms
@@ -453,23 +492,42 @@ def plot(path: str, rows: Sequence[Row]) -> None:
     figure.savefig(path, dpi=120)
 
 
+def print_row(program: str, place: str, options: argparse.Namespace) -> None:
+    """Measures a row in this process, and prints it."""
+    in_this_process(place)
+    from mesh_tensorflow import estimator
+
+    def measure() -> None:
+        if options.memory:
+            print("\n".join(memory_lines(program, options)))
+        else:
+            print(json.dumps(measured_row(program, place, options)))
+
+    # Of several processes, the first one measures.
+    estimator.run_cluster(measure, estimator.RunConfig())
+
+
 def main() -> None:
     """Measures the rows, and prints the table."""
     options = options_of()
-    if options.row and options.memory:
-        print("\n".join(memory_lines(options.row.split("/")[0], options)))
-        return
     if options.row:
-        print(json.dumps(measured_row(*options.row.split("/"), options)))
+        print_row(*options.row.split("/"), options)
         return
     head = MEMORY_HEAD if options.memory else HEAD
     print("| " + " | ".join(head) + " |")
     print("|" + "---|" * len(head), flush=True)
     rows = []
+    # Memory is by XLA, wherever times would be measured.
+    places = ["pjrt"] if options.memory else options.places.split(",")
     for program in options.only.split(","):
-        # Memory is by XLA, wherever times would be measured.
-        for place in ["pjrt"] if options.memory else options.places.split(","):
-            command = [sys.executable, __file__, *sys.argv[1:], f"--row={program}/{place}"]
+        for place in places:
+            if (program, place) == ("mnist", "pjrt"):
+                # Its images are in a variable of TensorFlow, which devices of JAX have no value of.
+                continue
+            command = [__file__, *sys.argv[1:], f"--row={program}/{place}"]
+            if place == "processes":
+                command = ["-m", "mesh_tensorflow.launch", "--processes", "4", *command]
+            command = [sys.executable, *command]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             if options.memory:
                 print(done.stdout.strip(), flush=True)

@@ -24,6 +24,9 @@ the mesh splits another than the first of them, which would have to be gathered.
 Functions of the user's own, in mtf.slicewise, may count on the slice of one processor. They are
 called with such slices: a value is cut into parts as above, and the function is mapped over these
 along each mesh axis.
+
+Fourier transforms: the partitioner gathers what they are along and all else, too. So they are
+called with the part of each device, between annotations that hide it from the partitioner.
 """
 
 from __future__ import annotations
@@ -57,6 +60,7 @@ from mesh_tensorflow._mesh.mesh_impl import (
 )
 from mesh_tensorflow._mesh.random_values import new_key
 from mesh_tensorflow._mesh.variables.storage import SliceVariables
+from mesh_tensorflow._watching import nan_checks_in_force
 
 if TYPE_CHECKING:
     from mesh_tensorflow.ops._variables.variable import Variable
@@ -531,6 +535,35 @@ class GspmdMeshImpl(MeshImpl[GspmdTensor]):
         return value if self.size == 1 else annotated(value, sharding_text(axes, self.shape))
 
     # -- computation
+
+    @property
+    def hides_parts(self) -> bool:
+        """Whether `on_parts` may be called: the partitioner compiles what is lowered."""
+        # TensorFlow, which runs programs with checks for NaNs, has no kernels of its annotations.
+        return current_compilation() is not None and nan_checks_in_force() is None
+
+    def on_parts(
+        self, fn: Callable[[tf.Tensor], tf.Tensor], value: tf.Tensor, axes: Sequence
+    ) -> tf.Tensor:
+        """Returns what a function makes of the part of each device, of which others see nothing.
+
+        Args:
+          fn: a function of a part, which changes no dimension that is split.
+          value: a whole value.
+          axes: for each dimension, the mesh axis that splits it evenly, or None.
+        """
+        sharding = sharding_text(axes, self.shape)
+        counts = [list_product([self.shape[one].size for one in single_axes([a])]) for a in axes]
+        part = gen_xla_ops.xla_spmd_full_to_shard_shape(
+            self.annotate_axes(value, axes), manual_sharding=sharding
+        )
+        part.set_shape([n // count for n, count in zip(value.shape.as_list(), counts)])
+        result = fn(part)
+        sizes = [n * count for n, count in zip(result.shape.as_list(), counts)]
+        whole = gen_xla_ops.xla_spmd_shard_to_full_shape(
+            result, manual_sharding=sharding, full_shape=sizes
+        )
+        return self.annotate_axes(whole, axes)
 
     def of_slices(
         self, fn: Callable, input_shapes: Sequence[Shape], output_shapes: Sequence[Shape]

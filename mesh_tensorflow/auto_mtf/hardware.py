@@ -77,7 +77,7 @@ class Hardware:
       vector_bytes: the bytes of a vector, in which convolutions compute the channels of what they
         make; parts of one take as long as all of it. They leave out the padding of whole images.
         0 if neither counts.
-      copies_assigned: whether a step begins with a copy of each variable that it assigns.
+      compiled: whether XLA compiles a step for CPUs, with what it then keeps in memory.
       axis_links: a dictionary from mesh dimension names to Links, which override those above.
       source: the source of the numbers.
     """
@@ -95,7 +95,7 @@ class Hardware:
     cores: int = 1
     sharing_seconds: float = 0.0
     vector_bytes: int = 0
-    copies_assigned: bool = False
+    compiled: bool = False
     axis_links: Mapping[str, Link] = dataclasses.field(default_factory=dict)
     source: str = ""
 
@@ -282,8 +282,7 @@ def local_machine(
         cores=number if one_memory else 1,
         sharing_seconds=60e-6,
         vector_bytes=_vector_bytes(),
-        # On CPUs, XLA makes them although new values are written after the last reader of old ones.
-        copies_assigned=compiled,
+        compiled=compiled,
         source="a guess for any machine; python -m mesh_tensorflow.auto_mtf.measure measures one",
     )
 

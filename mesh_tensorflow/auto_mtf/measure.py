@@ -14,6 +14,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import itertools
+import math
 import os
 import statistics
 import time
@@ -36,6 +38,7 @@ __all__ = ["main", "measure_machine", "step_rounds", "step_seconds"]
 _PRODUCTS = [(256, 256, 256), (512, 512, 512), (1024, 256, 1024)]
 _CONVOLUTIONS = [(256, 15, 1, 16), (256, 15, 16, 16)]  # images, size, channels in and out
 _FILTER = 9
+_LANES = (4, 8, 16)  # numbers of float32 in a vector, of any processor
 _ELEMENTS = 1 << 21
 # The small one is mostly overhead, and the larger one computes and sends more.
 _FITTED = [
@@ -146,9 +149,32 @@ def step_rounds(
     mesh_shape = mtf.convert_to_shape(mesh_shape)
     devices = [f"/cpu:{i}" for i in range(mesh_shape.size)]
     machine = Processors(mesh_shape, devices, placement == "simd")
+    return rounds_on(machine, build, layouts, runs, rounds, label)
+
+
+def rounds_on(
+    machine: Processors,
+    build: Callable[[], models.Program],
+    layouts: Sequence[str],
+    runs: int,
+    rounds: int,
+    label: str = "",
+) -> list[list[float]]:
+    """Measures the median seconds per step in each of some rounds, on the processors of a mesh.
+
+    Args:
+      machine: the Processors.
+      build: see `step_seconds`.
+      layouts: see `step_seconds`.
+      runs: see `step_seconds`.
+      rounds: see `step_rounds`.
+      label: see `step_seconds`.
+
+    Returns:
+      For each layout, a list of seconds, one for each round.
+    """
     sessions: list[tf.Session] = []
     steps: list[Callable[[], Any]] = []
-    times: list[list[float]] = [[] for _ in layouts]
     # A layout is built once, and timed in each round.
     with _progress(len(layouts) + rounds * runs, label) as done:
         for layout in layouts:
@@ -157,24 +183,45 @@ def step_rounds(
                 fetches = _fetches(build, machine, layout)
                 session = machine.session(tf.get_default_graph(), layout)
                 session.run(tf.global_variables_initializer())
-                # Unlike session.run, it does not look the fetches up again in each step.
-                steps.append(session.make_callable(fetches))
+                steps.append(machine.runner(session, fetches))
                 sessions.append(session)
             done()
-        for _ in range(rounds):
-            # Turn by turn, as other load lasts for seconds: with the runs of a round in a row, one
-            # layout of a Fourier transform took 4.3 ms in one round and 7.3 in the next.
-            turns: list[list[float]] = [[] for _ in layouts]
-            for turn in range(runs):
-                # Forth and back, so that a machine that grows slower does not favor the first.
-                order = range(len(layouts)) if turn % 2 == 0 else reversed(range(len(layouts)))
-                for n in order:
-                    turns[n].append(_seconds_in_turn(steps[n]))
-                done()
-            for column, of_round in zip(times, turns):
-                column.append(statistics.median(of_round))
+        times = seconds_in_turns(steps, runs, rounds, done)
     for session in sessions:
         session.close()
+    return times
+
+
+def seconds_in_turns(
+    steps: Sequence[Callable[[], Any]],
+    runs: int,
+    rounds: int,
+    done: Callable[[], None] = lambda: None,
+) -> list[list[float]]:
+    """Measures the median seconds of each of some steps, in each of some rounds.
+
+    Args:
+      steps: functions that each run a step, to its end.
+      runs: how often each is run in a round.
+      rounds: the number of rounds.
+      done: called after each turn of all steps.
+
+    Returns:
+      For each step, a list of seconds, one for each round.
+    """
+    times: list[list[float]] = [[] for _ in steps]
+    for _ in range(rounds):
+        # Turn by turn, as other load lasts for seconds: with the runs of a round in a row, one
+        # layout of a Fourier transform took 4.3 ms in one round and 7.3 in the next.
+        turns: list[list[float]] = [[] for _ in steps]
+        for turn in range(runs):
+            # Forth and back, so that a machine that grows slower does not favor the first.
+            order = range(len(steps)) if turn % 2 == 0 else reversed(range(len(steps)))
+            for n in order:
+                turns[n].append(_seconds_in_turn(steps[n]))
+            done()
+        for column, of_round in zip(times, turns):
+            column.append(statistics.median(of_round))
     return times
 
 
@@ -233,7 +280,23 @@ _KERNELS: dict[str, Callable[..., tf.Tensor]] = {
 }
 
 
-def _rates(processors: int, runs: int, done: Callable[[], None]) -> dict[str, float]:
+def _lanes(processors: int, runs: int, done: Callable[[], None]) -> int:
+    """Measures how many channels a convolution computes in the time of one vector of them."""
+    kernel = functools.partial(_convolution, _KERNELS["Conv2dOperation"], *_CONVOLUTIONS[-1][:3])
+    channels = (*_LANES, 2 * _LANES[-1])
+    rounds = []
+    # In turns, of which the fastest counts: other load can only increase times.
+    for _ in range(3):
+        makes = (functools.partial(kernel, count) for count in channels)
+        rounds.append([_seconds_of(make, processors, max(2, runs // 3)) for make in makes])
+        done()
+    seconds = [min(column) for column in zip(*rounds)]
+    # Twice as many take twice as long, once a vector is full, and less if it was half empty.
+    full = [b > 1.5 * a for a, b in itertools.pairwise(seconds)]
+    return next((lanes for lanes, is_full in zip(_LANES, full) if is_full), _LANES[-1])
+
+
+def _rates(processors: int, runs: int, lanes: int, done: Callable[[], None]) -> dict[str, float]:
     """Measures floating-point operations per second, by dtype and by operation class."""
 
     def rate(runs: int, multiplied: Sequence[float], makes: Iterable[Callable[[], Any]]) -> float:
@@ -245,14 +308,20 @@ def _rates(processors: int, runs: int, done: Callable[[], None]) -> dict[str, fl
 
     products = (functools.partial(_product, *sizes) for sizes in _PRODUCTS)
     rates = {"float32": rate(runs, [a * b * c for a, b, c in _PRODUCTS], products)}
-    multiplied = [
-        images * (size - _FILTER + 1) ** 2 * _FILTER**2 * before * after
-        for images, size, before, after in _CONVOLUTIONS
-    ]
     for name, kernel in _KERNELS.items():
+        multiplied = [
+            images * (size - _FILTER + 1) ** 2 * _FILTER**2 * before * after
+            * _in_vectors(before if name == "Conv2or3dBackpropInputOperation" else after, lanes)
+            for images, size, before, after in _CONVOLUTIONS
+        ]  # fmt: skip
         convolutions = (functools.partial(_convolution, kernel, *sizes) for sizes in _CONVOLUTIONS)
         rates[name] = rate(max(2, runs // 3), multiplied, convolutions)
     return rates
+
+
+def _in_vectors(channels: int, lanes: int) -> float:
+    """Returns how many channels are computed for each that is made, as in a CostModel."""
+    return math.ceil(channels / lanes) * lanes / channels
 
 
 def _bandwidth(processors: int, runs: int) -> float:
@@ -356,12 +425,13 @@ def measure_machine(
     shared = placement == "shared"
     # In one memory, rates are those of the whole machine; else each processor has its share.
     share = 1 if shared else processors
-    kernels = 1 + len(_PRODUCTS) + len(_KERNELS) * len(_CONVOLUTIONS)
+    kernels = 4 + len(_PRODUCTS) + len(_KERNELS) * len(_CONVOLUTIONS)
     labels = ("measure operations", "measure small steps", "measure larger steps")
     with _progress(kernels, labels[0] if show else "") as done:
         bandwidth = _bandwidth(processors, runs) / share
         done()
-        rates = _rates(processors, runs, done)
+        lanes = _lanes(processors, runs, done)
+        rates = _rates(processors, runs, lanes, done)
     machine = Hardware(
         name or os.uname().nodename,
         {kind: rate / share for kind, rate in rates.items()},
@@ -370,6 +440,7 @@ def measure_machine(
         # Until one is fitted; each of the profiles that are fitted has a link of its own.
         Link(bandwidth, 0.0),
         one_memory=shared,
+        vector_bytes=lanes * tf.float32.size,
         source=f"measured, {os.cpu_count()} CPUs, TensorFlow {tf.__version__}, {placement}",
     )
     return _fitted(machine, placement, runs, labels[1:] if show else ("", ""))
@@ -414,6 +485,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     print(f"floating point operations a second, in 1e9: {giga}")
     print(f"communication: {bytes_text(machine.link.bandwidth)}/s")
     print(f"memory: {bytes_text(machine.memory_bandwidth)}/s, {bytes_text(machine.memory_bytes)}")
+    print(f"convolutions: vectors of {machine.vector_bytes} bytes")
     print(f"each operation: {machine.operation_seconds * 1e6:.1f} us")
     print(f"each communication: {machine.link.latency * 1e6:.1f} us for each processor")
     print(

@@ -206,20 +206,24 @@ class Column(NamedTuple):
         a whole copy of that; else None.
       stored: names of the dimensions that may be stored in parts; empty for a whole copy.
       sizes: the sizes of `dims` where slices may end in padding; else empty.
+      only: names of dimensions without a split of which the block is not there; none if it always
+        is.
     """
 
     dims: tuple[str, ...]
     weight: Optional[Weight] = None
     stored: tuple[str, ...] = ()
     sizes: tuple[int, ...] = ()
+    only: tuple[str, ...] = ()
 
     def names(self, candidates: frozenset[str]) -> tuple[str, ...]:
         """Returns the sorted names of all dimensions that the number of parts depends on."""
         if self.weight is None:
-            return self.dims
+            return tuple(sorted({*self.dims, *self.only} & candidates))
         # Along which dimension a weight is stored in parts depends on how the layout splits the
         # others.
-        return tuple(sorted({*self.dims, *(d.name for d in self.weight)} & candidates))
+        of_weight = {d.name for d in self.weight}
+        return tuple(sorted({*self.dims, *self.only, *of_weight} & candidates))
 
     def parts(self, layout: Mapping[str, str], sizes: Mapping[str, int], storing: Storing) -> float:
         """Returns the number of parts under a layout; less by the padding, if that counts.
@@ -229,6 +233,8 @@ class Column(NamedTuple):
           sizes: a dictionary from mesh dimension names to sizes.
           storing: a Storing.
         """
+        if self.only and not any(d in layout for d in self.only):
+            return NO_BLOCK
         split: float = math.prod(sizes[layout[d]] for d in self.dims if d in layout)
         for d, size in zip(self.dims, self.sizes):
             if d in layout and size % sizes[layout[d]]:
@@ -306,7 +312,7 @@ class Held(NamedTuple):
 
     Attributes:
       name: the name of the tensor or the variable.
-      kind: "weights", "slots", "copies" (of both, where a step begins with them), "activations",
+      kind: "weights", "slots", "copies" (of both and of images, as XLA makes them), "activations",
         "recomputed", "gradients", "updates", "gathered" (whole copies of weights that are stored in
         parts, and what an operation has in another layout) or "loop tape".
       bytes: its size on one processor.
@@ -340,7 +346,6 @@ class ResidentMemory(LiveMemory):
         storing: Storing,
         updates: Updates = NO_UPDATES,
         impl: Optional[MeshImpl] = None,
-        copies_assigned: bool = False,
     ):
         """Creates a ResidentMemory.
 
@@ -352,11 +357,10 @@ class ResidentMemory(LiveMemory):
           updates: the Updates of the program, if variables are stored in parts; or none.
           impl: a MeshImpl, to count what is held in its layout alone, too: padding, and what
             operations that need a dimension whole have in another layout.
-          copies_assigned: whether a step begins with a copy of each variable that it assigns.
         """
         self._candidates, self._impl = candidates, impl
-        self._storing, self._updates = storing, updates
-        blocks = self._variable_blocks(operations, copies_assigned)
+        self._storing, self._updates, self._outputs = storing, updates, outputs
+        blocks = self._variable_blocks(operations)
         self._blocks = {b.name: b for b in blocks}
         self._variables = list(self._blocks)
         self._root: dict[Tensor, str] = {}
@@ -371,19 +375,10 @@ class ResidentMemory(LiveMemory):
             loop = item.op.loop
             if loop is not None and item.name == item.op.name:
                 self._inner[item.name] = list(self._iteration(loop))
-        as_listed = scheduler.list_schedule(
-            [item.name for item in self._items],
-            [item.inputs for item in self._items],
-            [item.outputs for item in self._items],
-            {name: block.bytes for name, block in self._blocks.items()},
-            self._final,
-        )
-        # Neither order is always better, and TensorFlow promises none.
-        orders = [as_listed, self._eager_order()]
         # By bytes before splitting: one order serves all layouts, so that memory is linear in their
         # assignments.
         self._changes, bytes_, self.at = min(
-            map(self._run, orders), key=lambda run: run[1].sum(axis=1).max()
+            map(self._run, self._orders()), key=lambda run: run[1].sum(axis=1).max()
         )
         self.columns = list(self._columns)
         super().__init__([column.names(candidates) for column in self.columns], bytes_)
@@ -424,18 +419,20 @@ class ResidentMemory(LiveMemory):
         # Bytes of one processor as they are: in other layouts, something else would move.
         return Block(f"{op.name}/moved", "gathered", held, Column(()))
 
-    def _variable_blocks(
-        self, operations: Sequence[Operation], copies_assigned: bool
-    ) -> Iterator[Block]:
-        assigned = {v for op in operations if isinstance(op, Assign) for v in op.variables}
+    def _variable_blocks(self, operations: Sequence[Operation]) -> Iterator[Block]:
         for op in operations:
             if isinstance(op, Variable):
                 kind = "weights" if op.trainable else "slots"
                 column = self._column(op, op.shape)
-                block = Block(op.name, kind, op.size * op.slice_dtype.size, column)
-                yield block
-                if copies_assigned and op in assigned:
-                    yield block._replace(name=f"{op.name}/copy", kind="copies")
+                yield Block(op.name, kind, op.size * op.slice_dtype.size, column)
+
+    def _reads(self, op: Operation, i: int) -> Sequence[str]:
+        """Returns the names of what has to be in memory for an operation to read an input."""
+        return [self._root[op.inputs[i]]]
+
+    def _is_kept(self, op: Operation, y: Tensor, inputs: Sequence[str]) -> bool:
+        """Returns whether a result is in memory, of an operation that reads what has some names."""
+        return op.takes_memory
 
     def _make_items(self, operations: Iterable[Operation]) -> Iterator[Item]:
         for op in operations:
@@ -444,26 +441,27 @@ class ResidentMemory(LiveMemory):
             self._root.update((y, self._root[x]) for y, x in passed.items())
             if passed:
                 continue
-            for y in op.outputs:
-                self._root[y] = y.name
-                block = self._block(y, self._kinds[op])
-                self._blocks[y.name] = block if op.takes_memory else block._replace(bytes=0)
             copies = [self._copy(op, i) for i in range(len(op.inputs))]
-            inputs = [self._root[x] if c is None else c.name for x, c in zip(op.inputs, copies)]
-            for x, copy_ in zip(op.inputs, copies):
+            read_by = [self._reads(op, i) if c is None else [c.name] for i, c in enumerate(copies)]
+            for i, copy_ in enumerate(copies):
                 # One copy serves all that read it.
                 if copy_ is not None and copy_.name not in self._blocks:
                     self._blocks[copy_.name] = copy_
                     # A gathered weight is made of what is stored, which is in memory throughout.
-                    read = [] if copy_.kind == "gathered" else [self._root[x]]
+                    read = [] if copy_.kind == "gathered" else [*self._reads(op, i)]
                     yield Item(copy_.name, op, read, [copy_.name])
-            outputs = [y.name for y in op.outputs]
             if isinstance(op, Assign):
-                for i, name in enumerate(inputs):
+                for i, names in enumerate(read_by):
                     # Each by itself, so that a new value is freed as soon as its variable is
                     # assigned.
-                    yield Item(f"{op.name}/{i}", op, [name], [])
+                    yield Item(f"{op.name}/{i}", op, [*names], [])
                 continue
+            inputs = [name for names in read_by for name in names]
+            for y in op.outputs:
+                self._root[y] = y.name
+                block, kept = self._block(y, self._kinds[op]), self._is_kept(op, y, inputs)
+                self._blocks[y.name] = block if kept else block._replace(bytes=0)
+            outputs = [y.name for y in op.outputs]
             loop = op.loop
             if loop is not None:
                 # The tape is no input of the operation, but lives until the loop of the gradient
@@ -547,6 +545,18 @@ class ResidentMemory(LiveMemory):
 
     # -- lifetimes
 
+    def _orders(self) -> list[list[int]]:
+        """Returns orders of the items, of which the one with the lowest peak counts."""
+        as_listed = scheduler.list_schedule(
+            [item.name for item in self._items],
+            [item.inputs for item in self._items],
+            [item.outputs for item in self._items],
+            {name: block.bytes for name, block in self._blocks.items()},
+            self._final,
+        )
+        # Neither order is always better, and TensorFlow promises none.
+        return [as_listed, self._eager_order()]
+
     def _eager_order(self) -> list[int]:
         """Returns the order of creation, with updates as early as possible.
 
@@ -625,7 +635,7 @@ class ResidentMemory(LiveMemory):
     ) -> Sequence[int]:
         """Returns the number of parts of a column for each assignment of some dimensions."""
         one = self.columns[column]
-        if one.weight is None:
+        if one.weight is None and not one.only:
             return super().parts_of_rows(column, space, dims, rows)
         layouts = (space.layout(dims, row) for row in rows)
         return [one.parts(layout, space.mesh_sizes, self._storing) for layout in layouts]

@@ -254,14 +254,15 @@ class Processors:
         set_cpus(config, local_cpus(self.devices), self.shape, rules, own_threads=True)
         return tf.Session(graph=graph, config=config)
 
-    def runner(self, session: tf.Session, fetch: tf.Operation) -> Callable[[], Any]:
-        """Returns a function that runs an operation in a session.
+    def runner(self, session: tf.Session, fetch: Any) -> Callable[[], Any]:
+        """Returns a function that runs fetches in a session.
 
         Args:
           session: what `session` returned.
-          fetch: the operation.
+          fetch: those of `session.run`.
         """
         if self.servers is None:
+            # Unlike session.run, it does not look the fetches up again in each step.
             return session.make_callable(fetch)
         return functools.partial(self.servers.run, session, fetch)
 

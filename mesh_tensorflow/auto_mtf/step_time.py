@@ -17,6 +17,7 @@ from mesh_tensorflow._core.operation import Operation, Tensor, needed_operations
 from mesh_tensorflow._core.shape import JOIN, Shape, convert_to_shape
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._units import bytes_text
+from mesh_tensorflow.auto_mtf._compiled import CompiledMemory
 from mesh_tensorflow.auto_mtf._program import FastestLayouts, Tables
 from mesh_tensorflow.auto_mtf._space import (
     NO_UPDATES,
@@ -157,7 +158,7 @@ class ProgramParts:
         candidates: frozenset[str],
         storing: Storing,
         impl: Optional[MeshImpl] = None,
-        copies_assigned: bool = False,
+        compiled: bool = False,
     ) -> ResidentMemory:
         """Returns the memory of the program on one processor.
 
@@ -165,16 +166,16 @@ class ProgramParts:
           candidates: names of the dimensions that may be split.
           storing: a Storing.
           impl: a MeshImpl, for what is held in its layout alone; see `ResidentMemory`.
-          copies_assigned: see Hardware.
+          compiled: see Hardware.
         """
         stored = storing.layout is not None
         # Rows do not depend on the mesh, so there are three: nothing in parts, slots, and weights
         # too.
-        key = candidates, stored + storing.weights_too, copies_assigned
+        key = candidates, stored + storing.weights_too, compiled
         updates = self.updates if stored else NO_UPDATES
         make = functools.partial(
-            ResidentMemory, self.operations, self.outputs, candidates, storing, updates, impl,
-            copies_assigned,
+            CompiledMemory if compiled else ResidentMemory,
+            self.operations, self.outputs, candidates, storing, updates, impl,
         )  # fmt: skip
         if impl is not None:
             return make()
@@ -257,8 +258,7 @@ class StepEstimator:
             known = parts.known(tuple(self.mesh_shape), repr(self.hardware))
         self.times = StepTime(units, self.space, costs or own, known)
         impl = own.impl(dict(self._also)) if self._also else None
-        copies = self.hardware.copies_assigned
-        self.memory = parts.memory(candidates, own.storing, impl, copies)
+        self.memory = parts.memory(candidates, own.storing, impl, self.hardware.compiled)
 
     def estimate(self, layout: AnyLayout) -> Estimate:
         """Estimates the time and memory of a step under a layout.

@@ -26,7 +26,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -414,12 +414,42 @@ class FourierOperation(Operation):
         lowering.count_collectives(self, "fft_op")
         # A partial sum is summed first, although transforms are linear: a later sum is as large.
         value = lowering.tensors[x].to_laid_out_tensor()
+        requested = lowering.requested_impl(self)
+        if getattr(requested, "hides_parts", False):
+            plan = self._plan(requested)
+            # JAX has no arrays whose last parts are shorter.
+            if not any(step.padding for step in plan):
+                [whole] = value.tensor_list
+                whole = self._split_by_compiler(requested, plan, whole)
+                lowering.set_tensor_lowering(y, requested.LaidOutTensor([whole]))
+                return
         for step in self._plan(mesh_impl):
             if step.kind == "transform":
                 value = mesh_impl.slicewise(lambda t, s=step: self._transform(t, s.axes), value)
             else:
                 value = _moved(mesh_impl, value, step)
         lowering.set_tensor_lowering(y, value)
+
+    def _split_by_compiler(self, mesh_impl: Any, plan: Plan, value: tf.Tensor) -> tf.Tensor:
+        """Carries out a plan on a whole value, which XLA's partitioner splits from step to step.
+
+        Args:
+          mesh_impl: a GspmdMeshImpl.
+          plan: steps without padding.
+          value: the whole value.
+        """
+        layout = list(mesh_impl.even_layout(self._inputs[0].shape))
+        for step in plan:
+            if step.kind == "transform":
+                axes = step.axes
+                value = mesh_impl.on_parts(lambda t, a=axes: self._transform(t, a), value, layout)
+                continue
+            if step.joined is not None:
+                layout[step.joined] = None
+            if step.split is not None:
+                layout[step.split] = step.mesh_axis
+            value = mesh_impl.annotate_axes(value, layout)
+        return value
 
     def _transform(self, t: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
         """Transforms a slice along some axes, each whole in it."""

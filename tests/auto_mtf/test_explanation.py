@@ -185,6 +185,16 @@ def test_fit():
     assert measure._fit(columns, columns @ [2.0, -0.5, 0.0])[1] == 0.0
 
 
+@pytest.mark.parametrize("milliseconds, lanes", [
+    ([1, 2, 4, 8], 4), ([2, 2.1, 4, 8], 8), ([4, 4, 4.1, 8], 16), ([4, 4, 4, 4], 16),
+])  # fmt: skip
+def test_vectors_by_times_of_convolutions(milliseconds, lanes, monkeypatch):
+    """Twice as many channels take twice as long from a full vector on; other load is left out."""
+    times = iter([*(3 * t for t in milliseconds), *milliseconds, *(2 * t for t in milliseconds)])
+    monkeypatch.setattr(measure, "_seconds_of", lambda *unused: next(times))
+    assert measure._lanes(4, 1, lambda: None) == lanes
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("placement", ["simd", "shared"])
 def test_measured_profile(placement, tmp_path, monkeypatch, capsys):
@@ -200,6 +210,8 @@ def test_measured_profile(placement, tmp_path, monkeypatch, capsys):
     machine = hardware.hardware_profile(str(path))
     assert machine.one_memory == (placement == "shared")
     assert set(machine.flops) == {"float32", *measure._KERNELS}
+    assert machine.vector_bytes in (16, 32, 64)
+    assert f"vectors of {machine.vector_bytes} bytes" in printed
     assert json.loads(path.read_text())["source"].startswith("measured, ")
     assert machine.operation_seconds >= 0 and machine.link.bandwidth > 0
 

@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 from helpers.auto_mtf.real_programs import MESHES, loop_program, real_programs
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow._core.layout import given_stored_layout
 from mesh_tensorflow._core.operation import Collective, Cost, needed_operations
 from mesh_tensorflow._core.placement import walk
 from mesh_tensorflow.auto_mtf import hardware, models
@@ -476,24 +477,144 @@ def test_slices_on_cores():
     assert [s.compute for s in seconds[4]] == [1.0, 1.0]
 
 
+KNOWN = hardware.local_machine(4, one_memory=False, compiled=True)
+
+
 def test_copies_of_what_is_assigned_are_in_memory():
-    """As on XLA's CPU devices: of weights and slots, and split as these are."""
+    """As on XLA's CPU devices: of weights that both passes read, and split as these are."""
     with tf.Graph().as_default():
-        program = models.language_model(
-            batch=4, length=8, vocab=16, d_model=16, layers=1, heads=2, d_kv=8, d_ff=32,
-            optimizer="sgd",
-        )  # fmt: skip
-    known = hardware.local_machine(4, one_memory=False, compiled=True)
+        program = models.language_model(**TINY, optimizer="sgd")
+    estimator = StepEstimator(program.graph, "rows:2,cols:2", program.outputs, KNOWN)
     for layout, parts in (("", 1), ("d_ff:cols;heads:cols;vocab:cols;d_model:rows", 4)):
-        with_copies, without = (
-            StepEstimator(program.graph, "rows:2,cols:2", program.outputs, one)
-            for one in (known, known.replace(copies_assigned=False))
-        )
-        held = with_copies.peak_by_kind(layout)
-        assert held["copies"] == held["weights"] and "copies" not in without.peak_by_kind(layout)
-        more = with_copies.estimate(layout).peak_bytes - without.estimate(layout).peak_bytes
-        assert more == held["copies"]
+        held = estimator.peak_by_kind(layout)
+        assert 0 < held["copies"] < held["weights"]
         largest = max(v.size for v in program.graph.trainable_variables)
-        assert largest * 4 // parts in {h.bytes for h in with_copies.peak_contents(layout)}
+        assert largest * 4 // parts in {h.bytes for h in estimator.peak_contents(layout)}
+    without = StepEstimator(program.graph, "rows:2,cols:2", program.outputs, SLOW)
+    assert "copies" not in without.peak_by_kind("")
     with pytest.raises(MemoryLimitError, match=r"copies; less with more processors"):
-        with_copies.solve(1000)
+        estimator.solve(1000)
+
+
+def chain(mesh):
+    """A product, three functions, and another product; with gradients."""
+    x = mtf.random_uniform(mesh, "batch:64,features:256")
+    for number in range(2):
+        new = mtf.Dimension(f"hidden_{number}", 256)
+        x = mtf.layers.dense(x, [new], x.shape[-1:], use_bias=False, name=f"dense_{number}")
+        x = mtf.relu(mtf.square(x) * 0.5)
+    return mtf.reduce_mean(x)
+
+
+def blocks(mesh):
+    """Two convolutions of images in blocks."""
+    x = mtf.random_uniform(mesh, "batch:4,nx:4,ny:4,x:8,y:8,channels:4")
+    for number in range(2):
+        out = mtf.Dimension(f"out_{number}", 8)
+        across, down = x.shape[1:3]
+        x = mtf.relu(
+            mtf.layers.conv2d_with_blocks(
+                x, out, h_blocks_dim=across, w_blocks_dim=down, name=f"conv_{number}"
+            )
+        )
+    return mtf.reduce_mean(mtf.square(x))
+
+
+def built(make):
+    """Returns a function that builds a training step of what returns a loss."""
+
+    def build():
+        graph = mtf.Graph()
+        loss = make(mtf.Mesh(graph, "mesh"))
+        variables = graph.trainable_variables
+        gradients = mtf.gradients([loss], [v.value for v in variables])
+        updates = mtf.optimize.SgdOptimizer(0.1).apply_grads(gradients, variables)
+        return models.Program(graph, loss.mesh, [loss], updates)
+
+    return build
+
+
+def language_model():
+    sizes = {"batch": 8, "length": 32, "vocab": 256, "d_model": 64, "d_kv": 16, "d_ff": 256}
+    return models.language_model(**{**TINY, **sizes}, optimizer="sgd")
+
+
+def test_elementwise_results_are_not_in_memory():
+    """XLA computes them within what reads them, from what they are made of."""
+    with tf.Graph().as_default():
+        program = built(chain)()
+    fused, apart = (
+        StepEstimator(program.graph, "rows:2,cols:2", program.outputs, known).memory
+        for known in (KNOWN, SLOW)
+    )
+
+    def in_memory(memory):
+        times = range(len(memory.at))
+        return {h.name.split(":")[0] for t in times for h in memory.contents(t, {}, {})}
+
+    # What the second product reads is, and not what it is made of.
+    functions = {"square", "scalar_mul", "relu", "square_1", "scalar_mul_1", "relu_1"}
+    assert in_memory(fused) & functions == {"relu"}
+    assert in_memory(apart) >= functions
+
+
+@pytest.mark.parametrize("zero", [None, 1, 3])
+def test_compiled_memory_is_a_constraint(zero):
+    """The layout that the search finds within a limit is within it, also of what is in parts."""
+    with tf.Graph().as_default():
+        program = models.language_model(**TINY)
+    mesh = mtf.convert_to_shape("rows:2,cols:2")
+    stored = given_stored_layout(mesh, None, zero, zero and "rows")
+    estimator = StepEstimator(program.graph, mesh, program.outputs, KNOWN, stored)
+    limit = 0.7 * estimator.estimate("").peak_bytes
+    found = estimator.solve(limit)
+    assert estimator.least()[1] <= found.peak_bytes <= limit
+    held = estimator.peak_contents(found.layout)
+    assert sum(h.bytes for h in held) == found.peak_bytes
+    assert any(h.kind == "copies" for h in held)
+
+
+def test_compiled_memory_of_a_loop():
+    with tf.Graph().as_default():
+        graph, outputs = loop_program(gradients=True)
+    estimator = StepEstimator(graph, "rows:2,cols:2", outputs, KNOWN)
+    by_operation = StepEstimator(graph, "rows:2,cols:2", outputs, SLOW)
+    tape = "loop tape"
+    assert estimator.peak_by_kind("")[tape] == by_operation.peak_by_kind("")[tape] > 0
+
+
+@pytest.mark.slow_but(8)
+@pytest.mark.usefixtures("eight_devices")
+@pytest.mark.parametrize("build, layout", [
+    (built(chain), ""),
+    (built(chain), "batch:rows,hidden_0:cols"),
+    (built(blocks), ""),
+    (built(blocks), "batch:rows"),
+    (built(blocks), "nx:cols"),
+    (built(blocks), "ny:rows,batch:cols"),
+    (language_model, ""),
+    (language_model, "batch:rows,d_ff:cols,heads:cols,vocab:cols"),
+])  # fmt: skip
+def test_memory_of_compiled_steps(build, layout):
+    """The peak is that of XLA's analysis of the program that it compiles for each CPU device."""
+    mesh = "rows:2,cols:2"
+    with tf.Graph().as_default():
+        program = build()
+    estimator = StepEstimator(program.graph, mesh, program.outputs, KNOWN)
+    predicted = estimator.estimate(layout.replace(",", ";")).peak_bytes
+
+    @mtf.pjrt.function(mesh_shape=mesh, layout=layout)
+    def step():
+        program = build()
+        lowering = mtf.Lowering(program.graph, {program.mesh: mtf.pjrt.mesh_impl()})
+        updates = [lowering.lowered_operation(update) for update in program.updates]
+        with tf.control_dependencies(updates):
+            return [tf.identity(lowering.export_to_tf_tensor(y)) for y in program.outputs]
+
+    found = step.lower().memory()
+    used = (
+        found.argument_size_in_bytes + found.temp_size_in_bytes
+        + found.output_size_in_bytes - found.alias_size_in_bytes
+    )  # fmt: skip
+    # Which buffers share memory, another version of XLA may decide in another way.
+    assert 0.8 < predicted / used < 1.2, (predicted, used)

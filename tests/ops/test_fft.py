@@ -93,6 +93,59 @@ def test_communication(name, simd, tf_graph, monkeypatch):
     assert simd or called == counted
 
 
+ON_DEVICES = {
+    **{name: row for name, row in COMMUNICATION.items() if name != "one_of_two_axes"},
+    "joined": ("rows:2,cols:2", "x:rows+cols,kz:rows+cols", K, [("alltoall", 0, N)]),
+    # What would be padded is whole, as JAX has no arrays whose last parts are shorter.
+    "uneven": ("rows:3", "x:rows?", None, []),
+}
+
+
+@pytest.mark.slow_but(5)
+@pytest.mark.usefixtures("eight_devices")
+@pytest.mark.parametrize("name", ON_DEVICES)
+def test_communication_of_devices_of_jax(name):
+    """XLA's partitioner would gather all that it transforms; so it does not see the transforms."""
+    mesh_shape, layout, new_dims, expected = ON_DEVICES[name]
+
+    def step(data):
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        x = mtf.import_tf_tensor(mesh, data, [X, Y, Z])
+        y = mtf.signal.fft3d(x, [X, Y, Z], new_dims)
+        lowering = mtf.Lowering(mesh.graph, {mesh: mtf.pjrt.mesh_impl()})
+        return lowering.export_to_tf_tensor(y)
+
+    function = mtf.pjrt.function(step, mesh_shape=mesh_shape, layout=layout)
+    np.testing.assert_allclose(function(BOX), FREQUENCIES, atol=1e-3)
+    kinds = {"alltoall": "all-to-all", "allconcat": "all-gather"}
+    found = [c.kind for c in function.lower(BOX).collectives() for _ in range(c.count)]
+    assert found == [kinds[kind] for kind, *_ in expected]
+    with mtf.debug.nan_checks():  # for which TensorFlow runs the program
+        checked = mtf.pjrt.function(step, mesh_shape=mesh_shape, layout=layout)(BOX)
+    np.testing.assert_allclose(checked, FREQUENCIES, atol=1e-3)
+
+
+@pytest.mark.usefixtures("eight_devices")
+def test_there_and_back_on_devices_of_jax():
+    """XLA gave whole transforms numbers in an order that its kernel for CPUs refuses."""
+    mesh_shape, layout, *_ = COMMUNICATION["pencil"]
+
+    @mtf.pjrt.function(mesh_shape=mesh_shape, layout=layout)
+    def step():
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        x = mtf.random_normal(mesh, [X, Y, Z])
+        waves = mtf.signal.fft3d(mtf.cast(x, tf.complex64), [X, Y, Z], K)
+        number = mtf.add_n([mtf.mtf_range(mesh, k, tf.float32) for k in K])
+        there = mtf.signal.ifft3d(waves * mtf.cast(number, waves.dtype), K, [X, Y, Z])
+        lowering = mtf.Lowering(mesh.graph, {mesh: mtf.pjrt.mesh_impl()})
+        return [lowering.export_to_tf_tensor(t) for t in (x, mtf.real(there))]
+
+    x, found = step()
+    number = sum(np.ogrid[:8, :8, :8])
+    expected = np.fft.ifftn(np.fft.fftn(x) * number).real
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
 def test_uneven_sizes_are_padded():
     """z cannot be split by rows, yet takes the split of x and y in turn."""
     mesh = mtf.Mesh(mtf.Graph(), "mesh")

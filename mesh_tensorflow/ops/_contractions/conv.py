@@ -619,6 +619,36 @@ class ConvNdOperation(Operation):
         # Padding last, so that no neighbor is sent zeros.
         return sorted(halos, key=lambda h: h.mesh_axis is None)
 
+    @property
+    def blocks(self) -> list[Dimension]:
+        """The dimensions of blocks that images are in."""
+        return [d for d in self._form.kind.blocks if d is not None]
+
+    @property
+    def with_edges(self) -> tuple[Shape, float]:
+        """The Shape of the wide image, and the elements beyond it where its blocks are split.
+
+        XLA has the image with its edges and padding; the gradient of one is there once more for
+        each of its two ends.
+        """
+        kind, _, computed, shapes = self._form
+        share = 1.0
+        blocks = kind.blocks or [None] * kind.rank
+        for d, block, window in zip(self._spatial(WIDE), blocks, shapes[FILTER]):
+            size = d.size * (1 if block is None else block.size)
+            share *= (size + window.size - 1) / size
+        wide = shapes[WIDE]
+        return wide, wide.size * (share - 1.0 + 2.0 * (computed == WIDE))
+
+    def is_copied_by_xla(self, i: int) -> bool:
+        """Returns whether XLA, for CPUs, reads an input in another order of dimensions.
+
+        Args:
+          i: the number of the input.
+        """
+        image = self._form.roles[i] != FILTER
+        return image and (self._form.computed == FILTER or bool(self.blocks))
+
     def share_inside(self, mesh_impl: MeshImpl) -> float:
         """Returns which part of the products of pixels and windows is not with padding.
 

@@ -223,6 +223,11 @@ class GenericGradOperation(Operation):
         for y, x in zip(self._outputs, forward_op.inputs):
             y._mesh = x.mesh
 
+    @property
+    def forward_op(self) -> Operation:
+        """The operation whose gradients these are."""
+        return self._forward_op
+
     def needs_whole(self, mesh_impl: MeshImpl) -> Collection[str]:
         """Returns those of the function, and padded ones that a tensor lacks, which are summed."""
         tensors = self._inputs + self._outputs
