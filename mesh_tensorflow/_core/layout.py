@@ -603,7 +603,7 @@ _stored_in_force: contextvars.ContextVar[Optional[dict[str, Any]]] = contextvars
 # For `storing`: the executed mesh of another one, which stores in parts for both. Even a None hides
 # what gin binds.
 AS_COMPUTED = {"variable_layout": None, "zero": 0, "zero_axis": None}
-EARLY = 2  # the stage from which each gradient is scattered before the next is computed
+_EARLY = 2  # the stage from which each gradient is scattered before the next is computed
 WEIGHTS_TOO = 3  # the stage from which weights are stored in parts, besides slots
 
 
@@ -636,6 +636,11 @@ class StoredLayout:
 
     def __hash__(self) -> int:
         return hash(self._key())
+
+    @property
+    def is_early(self) -> bool:
+        """Whether each gradient is scattered before the next one is computed."""
+        return self.stage >= _EARLY
 
     def _key(self) -> tuple:
         # By pairs, since objects of LayoutRules are equal only to themselves.

@@ -574,12 +574,13 @@ class Operation(metaclass=_LeavesNothingBehind):
       costs_nothing: whether it neither computes nor moves anything.
       is_of_microbatch: whether the value of a batch is, by definition, the mean of those of its
         microbatches.
+      is_on_demand: whether it is lowered only once an output of it is asked for.
       costs_by: the names of attributes that costs and partial sums depend on, besides shapes and
         dtypes; None if that is not said, or `cost_key` says it.
     """
 
     is_eager = works_by_name = has_effect = takes_padding = costs_nothing = False
-    is_of_microbatch = False
+    is_of_microbatch = is_on_demand = False
     delays_sums = 0
     costs_by: Optional[tuple[str, ...]] = None
 

@@ -477,7 +477,7 @@ class Lowering:
             master.keep()
         if autostack:
             self.autostack()
-        operations, passed = graph.operations, []
+        operations, passed = [op for op in graph.operations if not op.is_on_demand], []
         if nan_checks_in_force() is not None:
             # Nothing is assigned before all that depends on no assignment has passed its checks: a
             # step that fails leaves all variables as they were.
@@ -744,8 +744,7 @@ class Lowering:
             on a variable, or on the gradient of a loop, that was made after the Lowering.
         """
         mesh_impl = self.mesh_impl(x)
-        if x not in self.tensors:
-            self._lower_late(x)
+        self.lower_late(x)
         source: Any = x.operation
         # A variable may have been assigned to since: eager code expects its value of now.
         if tf.executing_eagerly() and getattr(source, "store", None) is not None:
@@ -754,8 +753,17 @@ class Lowering:
         with within_program(self._tf_graph):
             return mesh_impl.export_to_tf_tensor(x, self.tensors[x].to_laid_out_tensor())
 
-    def _lower_late(self, x: Tensor) -> None:
-        """Lowers the operations that a Tensor depends on and that were made after the Lowering."""
+    def lower_late(self, x: Tensor) -> None:
+        """Lowers what a Tensor depends on and is not lowered yet: made later, or on demand.
+
+        Args:
+          x: a Tensor.
+
+        Raises:
+          NotInLoweringError: see `export_to_tf_tensor`.
+        """
+        if x in self.tensors:
+            return
         needed, late, loops = {x}, [], set()
         # Backward, so that all that reads an output has been visited before what makes it.
         for op in reversed(self.graph.operations):
@@ -805,8 +813,7 @@ class Lowering:
         if op in self.operations:
             return self.operations[op]
         for y in op.outputs:
-            if y not in self.tensors:
-                self._lower_late(y)
+            self.lower_late(y)
         outputs = [t for y in op.outputs for t in self.tensors[y].to_laid_out_tensor().all_slices]
         if not outputs:
             raise ValueError(

@@ -23,16 +23,19 @@ are in memory one by one.
 With stage 1 or 2, w is [d_model, d_ff]: its update is computed of parts, and the new value is
 gathered before it is assigned. With stage 1, gradients are scattered when the update needs them.
 
+A loop over microbatches is a forward and a backward pass in each iteration, and so it gathers and
+scatters in each: what it sums are parts. Of any other loop, weights are gathered before it.
+
 Nothing marks an operation as part of an update; they are found backward from the assignments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Optional, TypeAlias
+from typing import Any, NamedTuple, Optional, TypeAlias, TypeGuard
 
 from mesh_tensorflow._core.graph import Graph, Mesh
-from mesh_tensorflow._core.layout import EARLY, WEIGHTS_TOO, StoredLayout, StoredName, plain_shape
+from mesh_tensorflow._core.layout import WEIGHTS_TOO, StoredLayout, StoredName, plain_shape
 from mesh_tensorflow._core.operation import (
     Collective,
     Operation,
@@ -46,6 +49,7 @@ from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._watching import tell_lowering_error
 from mesh_tensorflow.ops._control.control import Depend
 from mesh_tensorflow.ops._control.gradients import DelayOperation, usable
+from mesh_tensorflow.ops._control.while_loop import WhileLoopOperation
 from mesh_tensorflow.ops._elementwise.slicewise import GenericGradOperation
 from mesh_tensorflow.ops._movement.reshape import ReshapeOperation
 from mesh_tensorflow.ops._movement.split_concat import StackOperation, UnstackOperation
@@ -281,10 +285,22 @@ def combine_assignments(graph: Graph, assignments: Sequence[Operation]) -> list[
 Names: TypeAlias = Mapping[str, str]
 
 
-def update_names(
-    graph: Graph, impls: Mapping[Mesh, MeshImpl]
-) -> tuple[dict[Variable, Names], dict[Operation, Names]]:
-    """Returns the names of variables as they are stored, and of the operations that update them.
+class StoredNames(NamedTuple):
+    """The names that a stored layout gives to dimensions.
+
+    Attributes:
+      variables: of variables, as they are stored; empty for weights before stage 3.
+      updates: of the operations that update them.
+      sums: of the sums of a loop over microbatches that are gradients, if it sums their parts.
+    """
+
+    variables: dict[Variable, Names]
+    updates: dict[Operation, Names]
+    sums: dict[Tensor, Names]
+
+
+def stored_names(graph: Graph, impls: Mapping[Mesh, MeshImpl]) -> StoredNames:
+    """Returns the names of variables as they are stored, and of what updates them.
 
     An update consists of the operations between the gradient of a weight, the slots, and the
     assignments: those that have no other dimensions than the weight.
@@ -298,7 +314,7 @@ def update_names(
     for v in sorted(graph.all_variables, key=lambda v: not v.trainable):
         if v.mesh in impls and v not in finder.stored:
             finder.group(v)
-    return finder.stored, finder.updates
+    return StoredNames(finder.stored, finder.updates, finder.sums)
 
 
 def has_stored_names(graph: Graph) -> bool:
@@ -326,7 +342,7 @@ def stored_shapes(graph: Graph, impls: Mapping[Mesh, MeshImpl]) -> dict[Variable
     laid_out = {m: i for m, i in impls.items() if getattr(i, "stored_layout", None) is not None}
     # Once the graph has been rewritten, its variables tell their stored shapes themselves.
     if laid_out and graph.stored_layouts is None and not graph.is_stacked:
-        for v, names in update_names(graph, laid_out)[0].items():
+        for v, names in stored_names(graph, laid_out).variables.items():
             shapes[v] = renamed(v.shape, names)
     return shapes
 
@@ -365,17 +381,19 @@ class _Finder:
         self._impls = impls
         self.stored: dict[Variable, Names] = {}
         self.updates: dict[Operation, Names] = {}
+        self.sums: dict[Tensor, Names] = {}
         self._assigned: dict[Variable, list[Tensor]] = {}
+        # The value that a loop assigns is of the loop's own names, which no reshape meets: what is
+        # assigned to there is stored whole.
+        self._in_loops = assigned_in_loops(graph.operations)
         walks = {mesh: _Delays(impl) for mesh, impl in impls.items()}
         for op in graph.operations:
             if op.mesh in walks:
                 walks[op.mesh].sum_inputs(op)
+                self._add_sums(op, walks[op.mesh])
             if isinstance(op, Assign):
                 for v, x in zip(op.variables, op.inputs):
                     self._assigned.setdefault(v, []).append(x)
-        # The value that a loop assigns is of the loop's own names, which no reshape meets: what is
-        # assigned to there is stored whole.
-        self._in_loops = assigned_in_loops(graph.operations)
         # Gradients of a weight are added up before they are split.
         self._outside = {op for walk in walks.values() for op in walk.delaying}
         # TensorFlow differentiates what an operation became from the tensors that it was given, so
@@ -383,6 +401,20 @@ class _Finder:
         for op in with_inner_operations(graph.operations):
             if isinstance(op, GenericGradOperation):
                 self._outside |= {op, op._forward_op}
+
+    def _add_sums(self, op: Operation, walk: Walk) -> None:
+        """Names the dimensions of gradients that a loop over microbatches sums in parts."""
+        impl = self._impls[op.mesh]
+        layout: StoredLayout = impl.stored_layout  # type: ignore[assignment]
+        if not isinstance(op, WhileLoopOperation) or not layout.is_early:
+            return
+        for i, v in op.gradient_sums.items():
+            names = layout.names(v.shape, impl)
+            if names and v not in self._in_loops:
+                y = op.outputs[i]
+                self.sums[y] = names
+                # What follows works on parts, whatever these are still to be summed over.
+                walk.summed_over(y, walk.pending_axes(y))
 
     def group(self, v: Variable) -> None:
         """Names the dimensions of a weight, of its update, and of its slots."""
@@ -460,10 +492,10 @@ def rewrite_stored_layouts(graph: Graph, mesh_to_impl: Mapping[Mesh, MeshImpl]) 
             "again, in a new mtf.Graph, to lower it with other variable_layout or zero"
         )
     graph.stored_layouts = layouts
-    stored, updates = update_names(graph, {mesh: mesh_to_impl[mesh] for mesh in layouts})
+    names = stored_names(graph, {mesh: mesh_to_impl[mesh] for mesh in layouts})
     waits = {mesh for mesh in layouts if mesh_to_impl[mesh].supports_control_dependencies}
-    early = {mesh for mesh, layout in layouts.items() if layout.stage >= EARLY}
-    _Rewriter(graph, stored, updates, waits, early).rewrite()
+    early = {mesh for mesh, layout in layouts.items() if layout.is_early}
+    _Rewriter(graph, names, waits, early).rewrite()
 
 
 class _Rewriter:
@@ -472,30 +504,32 @@ class _Rewriter:
     def __init__(
         self,
         graph: Graph,
-        stored: Mapping[Variable, Names],
-        updates: Mapping[Operation, Names],
+        names: StoredNames,
         waits: Collection[Mesh],
         early: Collection[Mesh],
+        loop: Optional[WhileLoopOperation] = None,
     ):
         """Creates a _Rewriter.
 
         Args:
           graph: a Graph.
-          stored: the names of variables.
-          updates: the names of the operations of updates.
+          names: the names of variables, of the operations of updates, and of gradients in loops.
           waits: the meshes on which operations can wait for others.
           early: the meshes on which gradients are scattered as soon as they are there.
+          loop: a loop over microbatches, whose body is rewritten in place of the graph.
         """
         self._graph, self._waits, self._early_on = graph, waits, early
-        self._stored, self._updates = stored, updates
+        self._names, self._loop = names, loop
+        self._stored, self._updates = names.variables, names.updates
         self._operations: list[Operation] = []
         # Tensors under other names, by the tensor under the first, and their shape.
         self._renamed: dict[tuple[Tensor, tuple[Dimension, ...]], Tensor] = {}
-        # By the Tensor that the model knows, the stored value of each weight; those that have not
-        # been gathered yet; and what is gathered again, for what is recomputed.
+        # By the Tensor that the program knows, the parts of each weight, and of each gradient that
+        # a loop has summed; those that have not been gathered yet; and what is gathered besides:
+        # for gradients, where the second value is True, and in a loop.
         self._weights: dict[Tensor, Tensor] = {}
         self._waiting: set[Tensor] = set()
-        self._again: dict[Tensor, Tensor] = {}
+        self._whole: dict[tuple[Tensor, bool], Tensor] = {}
         # The gradients that are scattered as soon as they are there, with the names of their parts.
         self._early = self._gradients()
         self._scattered: dict[Mesh, Tensor] = {}  # the last one
@@ -503,8 +537,13 @@ class _Rewriter:
         self._delayed: dict[Tensor, Tensor] = {}
 
     def _gradients(self) -> dict[Tensor, list[Names]]:
-        """Returns the gradients that updates take in parts, with the names that they have there."""
+        """Returns the gradients that are taken in parts, with the names that they have there."""
         gradients: dict[Tensor, list[Names]] = {}
+        if self._loop is not None:
+            for y, x in zip(self._loop.outputs, self._loop.body_outputs):
+                if y in self._names.sums:
+                    gradients.setdefault(x, []).append(self._names.sums[y])
+            return gradients
         for op, names in self._updates.items():
             for x in op.inputs:
                 is_gradient = x.operation.gradient_of is not None
@@ -523,6 +562,7 @@ class _Rewriter:
         for known, value in self._weights.items():
             if known in self._waiting:  # no operation needs it, but the user may
                 gathered = self._reshaped(value, known.shape)
+                gathered.is_on_demand = True
                 # The user holds `known`, so that Tensor itself becomes the output of the gather.
                 gathered._outputs, known._operation = [known], gathered
         self._graph.operations[:] = self._operations
@@ -551,9 +591,10 @@ class _Rewriter:
         if isinstance(op, (ReadVariable, Depend)) and self._variable_of(op) is not None:
             own = self._stored.get(self._variable_of(op), {})  # type: ignore[arg-type]
         mapping: dict[Tensor, Tensor] = {}
+        within = self._gathered_within(op)
         for i, x in enumerate(op.inputs):
             names = self._stored.get(op.variables[i], {}) if isinstance(op, Assign) else own
-            mapping[x] = self._under(x, names, op)
+            mapping[x] = self._weights[x] if x in within else self._under(x, names, op)
         for inner in with_inner_operations(op.inner_operations):
             for x in inner.inputs:
                 if x not in mapping:
@@ -571,9 +612,13 @@ class _Rewriter:
             self._after_last_gradient(op, mapping)
         changed = {x: y for x, y in mapping.items() if x is not y}
         if changed:
-            for each in with_inner_operations([op]):
+            op.replace_inputs(changed)
+            changed = {x: y for x, y in changed.items() if x not in within}
+            for each in with_inner_operations(op.inner_operations):
                 each.replace_inputs(changed)
         self._operations.append(op)
+        if self._is_of_microbatches(op):
+            self._microbatches(op)
         if own:
             for y in op.outputs:
                 _rename(y, own)
@@ -584,6 +629,34 @@ class _Rewriter:
                 part = self._under(y, names, op)
                 if part is not y:
                     self._scattered[op.mesh] = part
+
+    def _gathered_within(self, op: Operation) -> set[Tensor]:
+        """Returns the weights that a loop over microbatches gathers in each iteration."""
+        if not self._is_of_microbatches(op):
+            return set()
+        # What an iteration hands out as it is has the names of the model.
+        return {x for x in op.inputs if x in self._weights} - {*op.body_outputs}
+
+    def _is_of_microbatches(self, op: Operation) -> TypeGuard[WhileLoopOperation]:
+        loop = isinstance(op, WhileLoopOperation) and bool(op.gradient_sums)
+        return loop and op.mesh in self._early_on
+
+    def _microbatches(self, loop: WhileLoopOperation) -> None:
+        """Rewrites the body of a loop over microbatches, which sums parts of gradients."""
+        body = _Rewriter(self._graph, self._names, self._waits, self._early_on, loop)
+        body._weights = {x: y for x, y in self._weights.items() if y in loop.inputs}
+        for op in list(loop.body_operations):
+            body._operation(op)
+        for i, (known, y) in enumerate(zip(loop.outputs, loop.body_outputs)):
+            if known in self._names.sums:
+                part = body._under(y, self._names.sums[known], y.operation)
+                loop.body_outputs[i] = part
+                loop._outputs[i] = Tensor(loop, part.shape, known.dtype, index=i)
+                # As of a weight: updates take the parts, and what else reads it has it gathered.
+                self._renamed[known, tuple(part.shape)] = loop._outputs[i]
+                self._weights[known] = loop._outputs[i]
+                self._waiting.add(known)
+        loop.body_operations[:] = body._operations
 
     def _after_last_gradient(self, op: Operation, mapping: dict[Tensor, Tensor]) -> None:
         """Makes an operation of a gradient wait until the one before it has been scattered."""
@@ -637,10 +710,11 @@ class _Rewriter:
         # then. On meshes that cannot wait, the second gather would only be the first one done
         # twice.
         backward = in_backward and known.mesh in self._waits
-        if backward or _is_recomputed(op):
-            if known not in self._again:
-                self._again[known] = self._gather(known, after).outputs[0]
-            return self._again[known]
+        again = backward or _is_recomputed(op)
+        if again or self._loop is not None:
+            if (known, again) not in self._whole:
+                self._whole[known, again] = self._gather(known, after).outputs[0]
+            return self._whole[known, again]
         if known in self._waiting:
             self._waiting.remove(known)
             gathered = self._gather(known, after)

@@ -80,7 +80,8 @@ def values_by_name(
             else processor_slice(lowering, x, processor)
         )
         for name, x in named_tensors(lowering.graph)
-        if x in lowering.tensors and (name in lowering.graph.inspected or matches(name, patterns))
+        if (x in lowering.tensors or x.operation.is_on_demand)
+        and (name in lowering.graph.inspected or matches(name, patterns))
     }
 
 
@@ -101,6 +102,7 @@ def processor_slice(lowering: Lowering, x: Tensor, pnum: int) -> tf.Tensor:
             f"processor {pnum} of mesh {x.mesh.name!r} does not exist: {requested.shape} has "
             f"processors 0 to {requested.size - 1}"
         )
+    lowering.lower_late(x)
     value = lowering.tensors[x].to_laid_out_tensor()
     slices = value.all_slices
     # On a merged mesh no processor has exactly that slice, so it is cut from the whole value.

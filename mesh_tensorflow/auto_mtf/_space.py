@@ -13,7 +13,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
-from typing import Optional, Union
+from typing import Optional, TypeVar, Union
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from mesh_tensorflow._core.layout import (
 )
 from mesh_tensorflow._core.operation import Operation, Tensor, with_inner_operations
 from mesh_tensorflow._core.shape import JOIN, Dimension, Shape
-from mesh_tensorflow._lowering.rewrites import update_names
+from mesh_tensorflow._lowering.rewrites import stored_names
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.auto_mtf.valid_layouts import LayoutValidator, MeshSizes
 from mesh_tensorflow.layers._blocked_operation import Blocked
@@ -387,6 +387,7 @@ class Storing:
     Attributes:
       layout: a StoredLayout, or None.
       weights_too: whether weights are stored in parts, besides what optimizers keep.
+      early: whether each gradient is split before the next one is computed; None without a layout.
     """
 
     def __init__(self, mesh_shape: Shape, layout: Optional[StoredLayout]):
@@ -399,6 +400,7 @@ class Storing:
         self._mesh_shape, self._sizes = mesh_shape, MeshSizes({d.name: d.size for d in mesh_shape})
         self.layout = layout
         self.weights_too = layout is not None and layout.stage >= WEIGHTS_TOO
+        self.early = None if layout is None else layout.is_early
         self._known: dict[tuple, dict[str, str]] = {}
 
     def rules(self, weight: Weight, layout: Mapping[str, str]) -> dict[str, str]:
@@ -436,6 +438,7 @@ class Storing:
 
 Weight = tuple[Dimension, ...]  # what tells weights apart is how they may be split
 _DATA, _STORE = "data", "store"
+_Named = TypeVar("_Named")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -446,17 +449,22 @@ class Updates:
       weight_of: for each operation of an update, and each variable that may be stored in parts,
         the dimensions of the weight.
       gathers: for each weight's value, how often it is gathered if it is stored in parts: once,
-        and once more if the backward pass needs it.
+        and once more if the backward pass needs it; in a loop over microbatches, in each of them.
+      sums: the gradients that a loop over microbatches sums in parts, with the dimensions of the
+        weight, and whether anything but an update reads it.
     """
 
     weight_of: Mapping[Operation, Weight]
-    gathers: Mapping[Tensor, int]
+    gathers: Mapping[Tensor, float]
+    sums: Mapping[Tensor, Weight]
 
 
-NO_UPDATES = Updates({}, {})  # of a program whose variables are stored as they are computed with
+NO_UPDATES = Updates(
+    {}, {}, {}
+)  # of a program whose variables are stored as they are computed with
 
 
-def find_updates(graph: Graph) -> Updates:
+def find_updates(graph: Graph, early: bool) -> Updates:
     """Returns the Updates of a program.
 
     A gradient is added up before it is split, so what belongs to an update depends on which
@@ -465,8 +473,9 @@ def find_updates(graph: Graph) -> Updates:
 
     Args:
       graph: an mtf.Graph.
+      early: whether each gradient is split before the next one is computed.
     """
-    impls, seen = {}, _AnyStored()
+    impls, seen = {}, _AnyStored(early)
     for mesh in dict.fromkeys(op.mesh for op in graph.operations):
         # A mesh of two dimensions: one splits the batch, so that gradients are partial sums as in
         # training, and over the other one anything may be stored.
@@ -475,30 +484,36 @@ def find_updates(graph: Graph) -> Updates:
         impl: MeshImpl = MeshImpl(Shape([(_DATA, parts), (_STORE, 2)]), rules)
         impl.stored_layout = seen
         impls[mesh] = impl
-    stored, updates = update_names(graph, impls)
-    weight_of: dict[Operation, Weight] = {}
-    for op, names in [*stored.items(), *updates.items()]:
-        # All dimensions of a weight have one name here, which tells its shape.
-        for name in list(names.values())[:1]:
-            weight_of[op] = tuple(seen.shapes[name])
-    return Updates(weight_of, _gathers(graph.operations, weight_of))
+    found = stored_names(graph, impls)
+    weight_of = seen.weights({**found.variables, **found.updates})
+    updates = Updates(weight_of, {}, seen.weights(found.sums))
+    gathers = _gathers(graph.operations, updates, early)
+    return dataclasses.replace(updates, gathers=gathers)
 
 
 class _AnyStored(StoredLayout):
     """Stores variables in parts along any dimension, and remembers the shapes."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_early: bool) -> None:
         super().__init__(WEIGHTS_TOO, LayoutRules([]), _STORE)
         # The parent is a frozen dataclass.
         object.__setattr__(self, "shapes", {})
+        object.__setattr__(self, "is_early", is_early)
 
     shapes: dict[str, Shape]
+    is_early: bool = True
 
     def names(self, shape: Shape, mesh_impl: MeshImpl) -> dict[str, StoredName]:
         """Returns a name that tells the shape, for each dimension."""
         name = StoredName("", str(shape))
         self.shapes[name] = shape
         return dict.fromkeys(shape.dimension_names, name)
+
+    def weights(self, named: Mapping[_Named, Mapping[str, str]]) -> dict[_Named, Weight]:
+        """Returns the dimensions of the weights that names were given for."""
+        # All dimensions of a weight have one name here, which tells its shape.
+        first = {x: next(iter(names.values())) for x, names in named.items() if names}
+        return {x: tuple(self.shapes[name]) for x, name in first.items()}
 
 
 def _batch_like(graph: Graph) -> tuple[str, int]:
@@ -537,18 +552,37 @@ def takes_again(op: Operation) -> bool:
     return of is not None and not op.inner_operations
 
 
-def _gathers(
-    operations: Iterable[Operation], weight_of: Mapping[Operation, Weight]
-) -> dict[Tensor, int]:
-    weights = {op.value: op for op in weight_of if isinstance(op, Variable) and op.trainable}
-    readers: dict[Tensor, set[bool]] = {}
-    for op in operations:
-        # Updates work on the parts, and need no whole weight.
-        if op in weight_of or isinstance(op, Assign):
-            continue
+def gathered_within(op: Operation) -> Sequence[Operation]:
+    """Returns the body of a loop over microbatches, if it gathers weights in each of them.
+
+    Args:
+      op: an Operation; the result is empty for all others.
+    """
+    loop = isinstance(op, WhileLoopOperation) and op.gradient_sums
+    return op.body_operations if loop else ()  # type: ignore[attr-defined]
+
+
+def _gathers(operations: Iterable[Operation], updates: Updates, early: bool) -> dict[Tensor, float]:
+    """Returns how often weights, and gradients in parts, are gathered."""
+    weight_of = updates.weight_of
+    parts = {op.value for op in weight_of if isinstance(op, Variable) and op.trainable}
+    parts.update(updates.sums)
+    # A set: one gather serves all readers of the forward pass, and one those of the backward pass.
+    readers: dict[Tensor, set[tuple[Optional[Operation], bool]]] = {}
+
+    def read(op: Operation, loop: Optional[Operation]) -> None:
         inner = with_inner_operations(op.inner_operations)
-        for x in {*op.inputs, *(x for each in inner for x in each.inputs)}:
-            if x in weights:
-                # A set: one gather serves all readers of the forward pass, and one of the backward.
-                readers.setdefault(x, set()).add(takes_again(op))
-    return {x: len(kinds) for x, kinds in readers.items()}
+        for x in parts.intersection(op.inputs, *(each.inputs for each in inner)):
+            readers.setdefault(x, set()).add((loop, takes_again(op)))
+
+    for op in operations:
+        for inner in gathered_within(op) if early else ():
+            read(inner, op)
+        # Updates work on the parts, and need no whole weight.
+        if not (op in weight_of or isinstance(op, Assign) or (early and gathered_within(op))):
+            read(op, None)
+
+    def times(loop: Optional[Operation]) -> float:
+        return 1.0 if loop is None or loop.loop is None else loop.loop.iterations
+
+    return {x: sum(times(loop) for loop, _ in each) for x, each in readers.items()}

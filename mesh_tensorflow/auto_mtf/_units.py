@@ -191,6 +191,13 @@ class _CountedSums(Walk):
             self._split([x], weight)
         self.need(x)
 
+    def passed(self, y: Tensor, x: Tensor, weight: Optional[Weight]) -> None:
+        """Records that a loop sums `x` to `y`; in parts, if it is the gradient of a weight."""
+        impl = self._split([x], weight)
+        self.same(y, x)
+        if impl is not self._whole:
+            self._in_parts[y] = impl
+
     def need(self, x: Tensor) -> list[Collective]:
         # An allreduce has the size that its tensor was made with, wherever it is needed.
         outer, self._mesh_impl = self._mesh_impl, self._in_parts.get(x, self._whole)
@@ -239,7 +246,7 @@ class _Sums:
             for x in step.needs:
                 walk.needed(x, step.weight, step.assigned)
             for y, x in step.passes:
-                walk.same(y, x)
+                walk.passed(y, x, step.weight)
             total += sum(model.pending_sum(x, c, impl, step.times) for x, c in walk.asked)
         return Seconds(0.0, total)
 
@@ -293,7 +300,7 @@ class SumFinder:
           updates: the Updates of the program, or none unless variables may be stored in parts.
         """
         self._candidates = candidates
-        self._weight_of = updates.weight_of
+        self._weight_of, self._of_loops = updates.weight_of, updates.sums
         self._sums: dict[Tensor, _Sums] = {}  # of a Tensor that may be pending
         self.groups: dict[_Sums, None] = {}
         self._place = 0
@@ -312,7 +319,8 @@ class SumFinder:
         for y, x in step.passes:
             if x in self._sums:
                 sums = self._sums[y] = self._sums[x]
-                sums.steps.append((self._place, step._replace(needs=(), passes=((y, x),))))
+                one = step._replace(needs=(), passes=((y, x),), weight=self._of_loops.get(y))
+                sums.steps.append((self._place, one))
         if step.op is not None:
             self._operation(step.op, step)
 
@@ -373,7 +381,9 @@ def program_units(
         are those of any stored layout, which is a part of the CostModel.
     """
     finder = SumFinder(candidates, updates)
-    units = [_gather(x, times, candidates) for x, times in updates.gathers.items()]
+    units = [
+        _gather(x, times, candidates, x in updates.sums) for x, times in updates.gathers.items()
+    ]
     for step in steps:
         finder.step(step)
         # What is needed or passed on costs nothing but sums, which the finder has.
@@ -399,13 +409,15 @@ def _operation(
     return Unit(key, dims, step.times, step.layer, seconds, is_stored=weight is not None)
 
 
-def _gather(x: Tensor, times: int, candidates: frozenset[str]) -> Unit:
-    """Returns the unit of a weight that is gathered for its uses, if it is stored in parts."""
+def _gather(x: Tensor, times: float, candidates: frozenset[str], is_sum: bool) -> Unit:
+    """Returns the unit of a weight, or of a gradient, that is in parts and is gathered for uses."""
 
     def seconds(model: CostModel, impl: MeshImpl) -> Seconds:
-        return _gathered(x, tuple(x.shape), model, impl) if model.storing.weights_too else ZERO
+        in_parts = is_sum or model.storing.weights_too
+        return _gathered(x, tuple(x.shape), model, impl) if in_parts else ZERO
 
-    key, dims = ("gather", tuple(x.shape), x.dtype), dims_of([], [tuple(x.shape)], candidates)
+    key = ("gather", tuple(x.shape), x.dtype, is_sum)
+    dims = dims_of([], [tuple(x.shape)], candidates)
     return Unit(key, dims, times, x.operation.name, seconds, is_stored=True)
 
 

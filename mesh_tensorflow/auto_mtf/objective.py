@@ -25,6 +25,7 @@ from mesh_tensorflow.auto_mtf._space import (
     Storing,
     Updates,
     Weight,
+    gathered_within,
     takes_again,
 )
 from mesh_tensorflow.auto_mtf.graph_interface import (
@@ -374,7 +375,7 @@ class ResidentMemory(LiveMemory):
         for item in self._items:
             loop = item.op.loop
             if loop is not None and item.name == item.op.name:
-                self._inner[item.name] = list(self._iteration(loop))
+                self._inner[item.name] = list(self._iteration(item.op, loop))
         # By bytes before splitting: one order serves all layouts, so that memory is linear in their
         # assignments.
         self._changes, bytes_, self.at = min(
@@ -386,11 +387,11 @@ class ResidentMemory(LiveMemory):
     # -- blocks of memory
 
     def _block(self, t: Tensor, kind: str) -> Block:
-        column = self._column(t.operation, t.shape)
+        weight = self._updates.sums.get(t, self._updates.weight_of.get(t.operation))
+        column = self._column(t.operation, t.shape, weight)
         return Block(t.name, kind, t.shape.size * t.dtype.size, column)
 
-    def _column(self, op: Operation, shape: Shape) -> Column:
-        weight = self._updates.weight_of.get(op)
+    def _column(self, op: Operation, shape: Shape, weight: Optional[Weight]) -> Column:
         # Below stage 3, weights are whole, and only slots and updates are in parts.
         if isinstance(op, Variable) and op.trainable and not self._storing.weights_too:
             weight = None
@@ -423,7 +424,7 @@ class ResidentMemory(LiveMemory):
         for op in operations:
             if isinstance(op, Variable):
                 kind = "weights" if op.trainable else "slots"
-                column = self._column(op, op.shape)
+                column = self._column(op, op.shape, self._updates.weight_of.get(op))
                 yield Block(op.name, kind, op.size * op.slice_dtype.size, column)
 
     def _reads(self, op: Operation, i: int) -> Sequence[str]:
@@ -479,7 +480,8 @@ class ResidentMemory(LiveMemory):
         """Returns what an operation reads in place of an input, where variables are in parts."""
         weight_of, x = self._updates.weight_of, op.inputs[i]
         # What an update computes is in parts already, and what has no dimensions cannot be.
-        made_in_parts, stored = x.operation in weight_of, tuple[str, ...]()
+        made_in_parts = x.operation in weight_of or x in self._updates.sums
+        stored: tuple[str, ...] = ()
         if isinstance(op, Assign):
             v = op.variables[i]
             whole = v in weight_of and v.trainable and not self._storing.weights_too
@@ -493,10 +495,12 @@ class ResidentMemory(LiveMemory):
             # A gradient is split before the update reads it.
             end, kind, weight = "/part", "gradients", weight_of[op]
             stored = tuple(sorted(x.shape.dimension_names))
+        elif self._storing.early and gathered_within(op):
+            return None  # in each iteration
+        elif x in self._updates.sums:
+            end, kind, weight = "/whole", "gathered", self._updates.sums[x]
         elif x in self._updates.gathers and self._storing.weights_too:
-            # Gathered once more for the backward pass, so that no whole copy lives in between.
-            end, kind = "/again" if takes_again(op) else "/whole", "gathered"
-            weight = weight_of[x.operation]
+            return self._whole_weight(x, op)
         else:
             return None
         column = Column(self._split(x.shape), weight, stored)
@@ -517,8 +521,8 @@ class ResidentMemory(LiveMemory):
             return []
         return [n for n in self._blocks if n.startswith(f"{loop.tape_of.name}/tape/")]
 
-    def _iteration(self, loop: Loop) -> Iterator[MemoryChange]:
-        """Yields the changes in memory during an iteration, and adds their blocks."""
+    def _iteration(self, at: Operation, loop: Loop) -> Iterator[MemoryChange]:
+        """Yields the changes in memory during an iteration of a loop, and adds their blocks."""
         operations = _with_sums_early(loop)
         last: dict[Tensor, int] = {}
         for i, op in enumerate(operations):
@@ -527,8 +531,9 @@ class ResidentMemory(LiveMemory):
         # iterations is added as soon as it is made.
         last.update(dict.fromkeys(loop.needed, len(operations)))
         dead: dict[int, list[str]] = {}
+        gathered = self._gathered_by(at, operations)
         for i, op in enumerate(operations):
-            born: dict[Block, int] = {}
+            born: dict[Block, int] = {**gathered.get(i, {})}
             if op.takes_memory and not op.passes_on(self._candidates):
                 born.update((self._block(y, "activations"), last[y]) for y in op.outputs)
             moved = self._moved(op)
@@ -539,9 +544,34 @@ class ResidentMemory(LiveMemory):
                 self._columns.setdefault(block.column, len(self._columns))
                 dead.setdefault(end, []).append(block.name)
             yield MemoryChange([block.name for block in born], [])
-            yield from () if op.loop is None else self._iteration(op.loop)
+            yield from () if op.loop is None else self._iteration(op, op.loop)
             yield MemoryChange([], dead.pop(i, []))
         yield MemoryChange([], dead.pop(len(operations), []))
+
+    def _gathered_by(
+        self, loop: Operation, operations: Sequence[Operation]
+    ) -> dict[int, dict[Block, int]]:
+        """Returns the whole copies of weights that are made in each iteration of a loop.
+
+        By the place of the first operation that reads one: the copy, with the place of the last.
+        """
+        spans: dict[Block, list[int]] = {}
+        for i, op in enumerate(operations if gathered_within(loop) else ()):
+            for x in op.inputs:
+                if x in self._updates.gathers and self._storing.weights_too:
+                    copy = self._whole_weight(x, op)
+                    spans.setdefault(copy._replace(name=f"{loop.name}/{copy.name}"), []).append(i)
+        born: dict[int, dict[Block, int]] = {}
+        for block, places in spans.items():
+            born.setdefault(places[0], {})[block] = places[-1]
+        return born
+
+    def _whole_weight(self, x: Tensor, op: Operation) -> Block:
+        """Returns the whole copy of a weight in parts that an operation reads."""
+        # Gathered once more for the backward pass, so that no whole copy lives in between.
+        name = f"{self._root[x]}{'/again' if takes_again(op) else '/whole'}"
+        column = Column(self._split(x.shape), self._updates.weight_of[x.operation])
+        return Block(name, "gathered", x.shape.size * x.dtype.size, column)
 
     # -- lifetimes
 

@@ -310,7 +310,7 @@ def plan_of(choice: Choice, estimator: StepEstimator, estimate: Estimate) -> Pla
     # In the layout alone: what is stored in parts concerns updates, which are in no stage.
     model = estimator.costs or CostModel(estimator.mesh_shape, estimator.hardware)
     impl = model.impl(rules)
-    updates = estimator.parts.updates.weight_of
+    updates = estimator.parts.updates(True).weight_of
     for step in estimator.parts.steps:
         op = step.op
         if op is None:

@@ -110,9 +110,9 @@ class ProgramParts:
         self.graph = graph
         self.outputs = list(outputs)
         # A cache of the instance: that of a decorated method would keep all programs alive.
-        self.units = functools.cache(self._units)
+        self.units, self.updates = functools.cache(self._units), functools.cache(self._updates)
         self._known: dict[Hashable, SecondsOfUnits] = {}
-        self._memory: dict[tuple[frozenset[str], int, bool], ResidentMemory] = {}
+        self._memory: dict[Hashable, ResidentMemory] = {}
 
     @classmethod
     def of(cls, built: Built) -> ProgramParts:
@@ -126,10 +126,9 @@ class ProgramParts:
         graph, outputs = (built.graph, built.outputs) if hasattr(built, "graph") else built  # type: ignore[union-attr]
         return cls(graph, outputs)
 
-    @functools.cached_property
-    def updates(self) -> Updates:
-        """The Updates of the program, found at the first use: most searches need none."""
-        return find_updates(self.graph)
+    def _updates(self, early: Optional[bool]) -> Updates:
+        """Returns the Updates of the program; see Storing for `early`."""
+        return NO_UPDATES if early is None else find_updates(self.graph, early)
 
     def known(self, *mesh: Hashable) -> SecondsOfUnits:
         """Returns the seconds of units that are evaluated so far, on one mesh.
@@ -149,9 +148,9 @@ class ProgramParts:
         """The steps of the program."""
         return list(program_steps(self.operations, self.outputs))
 
-    def _units(self, candidates: frozenset[str], stored: bool) -> list[Unit]:
-        """Returns the units of the program, of variables in parts if `stored`."""
-        return program_units(self.steps, candidates, self.updates if stored else NO_UPDATES)
+    def _units(self, candidates: frozenset[str], early: Optional[bool]) -> list[Unit]:
+        """Returns the units of the program, of variables in parts if `early` is not None."""
+        return program_units(self.steps, candidates, self.updates(early))
 
     def memory(
         self,
@@ -168,11 +167,9 @@ class ProgramParts:
           impl: a MeshImpl, for what is held in its layout alone; see `ResidentMemory`.
           compiled: see Hardware.
         """
-        stored = storing.layout is not None
-        # Rows do not depend on the mesh, so there are three: nothing in parts, slots, and weights
-        # too.
-        key = candidates, stored + storing.weights_too, compiled
-        updates = self.updates if stored else NO_UPDATES
+        updates = self.updates(storing.early)
+        # Rows do not depend on the mesh, but on what is in parts.
+        key = candidates, storing.early, storing.weights_too, compiled
         make = functools.partial(
             CompiledMemory if compiled else ResidentMemory,
             self.operations, self.outputs, candidates, storing, updates, impl,
@@ -251,7 +248,7 @@ class StepEstimator:
         own = CostModel(self.mesh_shape, self.hardware, stored_layout)
         candidates = frozenset(self.space.dims)
         # Meshes whose sizes divide the same dimensions have the same candidates and units.
-        units = parts.units(candidates, stored_layout is not None)
+        units = parts.units(candidates, own.storing.early)
         # By its text, since a Hardware has dictionaries and so no hash. What is measured grows.
         known = None
         if costs is None:

@@ -583,14 +583,19 @@ class InMicrobatches:
 
     # -- after the loop
 
-    def finish(self, totals: Sequence[Tensor], loop: Operation) -> None:
+    def finish(
+        self, totals: Sequence[Tensor], loop: Operation, grads: Mapping[Tensor, Variable]
+    ) -> None:
         """Computes values of the whole batch, and assigns them.
 
         Args:
           totals: the sums of `results`.
           loop: the loop.
+          grads: those of its outputs that are gradients, with their Variables.
         """
         graph = self._graph
+        assert isinstance(loop, WhileLoopOperation)
+        loop.gradient_sums = {loop.outputs.index(g): v for g, v in grads.items()}
         at = graph.operations.index(loop)
         # Before the loop, which may read what was moved out of it.
         graph.operations[at:at] = self.outside
@@ -749,12 +754,13 @@ def serialize_training_step(
         **one_at_a_time(num_splits),
     )
     loop, count = results[0].operation, len(results) - whole.num_results
-    whole.finish(results[count:], loop)
     # The first one is the number of microbatches that were counted.
+    grads = results[1 + len(built) : count]
+    whole.finish(results[count:], loop, dict(zip(grads, graph.trainable_variables)))
     results = results[1:count]
     outputs = {}
     for (name, small), y in zip(built.items(), results):
         if small_dim in small.shape:
             y = mtf.reshape(y, mtf.replace_dimensions(y.shape, [small_dim, micro_dim], batch_dim))
         outputs[name] = mtf.cast(y, small.dtype)
-    return list(results[len(built) :]), outputs
+    return grads, outputs

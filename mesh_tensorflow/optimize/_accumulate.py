@@ -327,7 +327,8 @@ def _in_loop(
     pair = [] if weight is None else [next(totals), next(totals)]
     # The body returned no sums for gradients that are None, so these are put in again.
     grads = [[next(totals) if there else None for there in each] for each in reached]
-    whole.finish(list(totals), results[0].operation)
+    of_grads = {g: v for each in grads for g, v in zip(each, step.variables) if g is not None}
+    whole.finish(list(totals), results[0].operation, of_grads)
     if weight is not None:
         return step.quotient(pair[0], pair[1], grads[0])
     value = whole.value(loss)

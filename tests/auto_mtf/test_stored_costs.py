@@ -11,6 +11,7 @@ from mesh_tensorflow._core.layout import stored_layout
 from mesh_tensorflow.auto_mtf import models
 from mesh_tensorflow.auto_mtf._space import stored_layouts
 from mesh_tensorflow.auto_mtf.step_time import MemoryLimitError, ProgramParts, StepEstimator
+from mesh_tensorflow.ops._control.while_loop import WhileLoopOperation
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 
 MESHES = [
@@ -66,6 +67,88 @@ def test_predicted_is_counted(tf_graph, optimizer, recompute, mesh, layout, axis
     summary = mtf.summary(lowering)
     for kind in ("weights", "slots"):
         assert peak.get(kind, 0) == summary.bytes_per_processor(kind)
+
+
+def in_microbatches(clip):
+    """A program of two layers in four microbatches, the first of which is used twice."""
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    batch, model, hidden = mtf.convert_to_shape("batch:16,d_model:8,d_ff:16").dims
+
+    def loss_fn(x):
+        for name in ("layer", "other", "layer"):
+            with tf.variable_scope(name, reuse=tf.AUTO_REUSE):
+                h = mtf.layers.dense(x, [hidden], [model], activation=mtf.tanh, name="wi")
+                x = x + mtf.layers.dense(h, [model], [hidden], use_bias=False, name="wo")
+        return mtf.reduce_sum(mtf.square(x)), mtf.reduce_sum(mtf.ones_like(x))
+
+    loss, grads, variables = mtf.optimize.accumulate_gradients(
+        loss_fn, mtf.zeros(mesh, [batch, model]), batch, 4
+    )
+    if clip:
+        grads, _ = mtf.optimize.clip_by_global_norm(grads, 1.0)
+    updates = mtf.optimize.AdamWeightDecayOptimizer(0.01).apply_grads(grads, variables)
+    return models.Program(graph, mesh, [loss], updates)
+
+
+@pytest.mark.slow("True-*", "*-mesh[124]-*")
+@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize(
+    "mesh, layout, axis",
+    [
+        ("all:4", "batch:all", "all"),
+        ("a:2,b:2", "batch:a;d_ff:b", "a"),
+        ("a:2,b:2", "batch:a", "b"),
+        ("a:2,b:2", "batch:a;d_ff:b", "a+b"),
+        ("a:2,b:2", "batch:b+a", "a"),
+    ],
+    ids=[f"mesh{i}" for i in range(5)],
+)
+@pytest.mark.parametrize("clip", [False, True])
+def test_microbatches(tf_graph, monkeypatch, clip, mesh, layout, axis, zero):
+    """From stage 2 on each of them gathers weights and scatters gradients, of which parts stay."""
+    program = in_microbatches(clip)
+    shape = mtf.convert_to_shape(mesh)
+    stored = stored_layout(shape, zero=zero, zero_axis=axis)
+    estimated = StepEstimator(program.graph, shape, program.outputs, SLOW, stored_layout=stored)
+    found, peak = predicted(estimated, layout), estimated.peak_by_kind(layout)
+    bounds = []
+    lower = WhileLoopOperation.lower
+
+    def noting(loop, lowering):
+        begin = len(lowering.collectives)
+        lower(loop, lowering)
+        bounds.append((begin, len(lowering.collectives)))
+
+    monkeypatch.setattr(WhileLoopOperation, "lower", noting)
+    _, lowering = counted(program, mesh, layout, zero=zero, zero_axis=axis)
+    [(begin, end)] = bounds
+    expected = Counter()
+    for i, (_, _, collective) in enumerate(lowering.collectives):
+        times = 4 if begin <= i < end else 1
+        expected[collective.kind, collective.mesh_axes] += times * collective.elements
+    assert found == expected
+    within = {collective.kind for _, _, collective in lowering.collectives[begin:end]}
+    assert ("allconcat" in within) == (zero == 3)
+    # Over what splits the batch a gradient is a partial sum; else each processor cuts its part.
+    assert ("reduce_scatter" in within) == (zero > 1 and axis != "b")
+    assert peak["weights"] == mtf.summary(lowering).bytes_per_processor("weights")
+
+
+def test_memory_of_microbatches(tf_graph):
+    """Slots are in parts from stage 1 on, sums of gradients from 2, and weights from 3."""
+    program = in_microbatches(clip=False)
+    shape = mtf.convert_to_shape("all:4")
+    peaks = []
+    for zero in range(4):
+        stored = stored_layout(shape, zero=zero) if zero else None
+        one = StepEstimator(program.graph, shape, program.outputs, SLOW, stored_layout=stored)
+        peaks.append(one.estimate("batch:all").peak_bytes)
+    gone = 4 * sum(v.size for v in program.graph.trainable_variables) * 3 // 4
+    assert peaks[0] - peaks[1] == 2 * gone
+    assert peaks[1] - peaks[2] == gone
+    # The layer that is computed has its weights whole.
+    assert gone // 2 < peaks[2] - peaks[3] < gone
 
 
 @pytest.mark.slow

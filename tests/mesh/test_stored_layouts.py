@@ -39,9 +39,16 @@ def dense(x, dim, name, **kwargs):
     return mtf.layers.dense(x, [dim], reduced_dims=x.shape.dims[-1:], name=name, **kwargs)
 
 
-def model(mesh, recompute=False):
+def examples(mesh):
+    arrays = {"x": DATA, "targets": TARGETS}
+    return {
+        n: mtf.import_tf_tensor(mesh, tf.constant(a), [BATCH, MODEL]) for n, a in arrays.items()
+    }
+
+
+def model(inputs, recompute=False):
     """The loss: two layers, of which the first is used twice, normalized between."""
-    x = mtf.import_tf_tensor(mesh, tf.constant(DATA), [BATCH, MODEL])
+    x = inputs["x"]
 
     def layer(x):
         h = dense(x, FF, "wi", activation=mtf.relu)
@@ -54,16 +61,17 @@ def model(mesh, recompute=False):
     for fn in (layer, again):
         x = mtf.recompute_grad(fn, [x]) if recompute else fn(x)
         x = x + mtf.layers.layer_norm(x, MODEL, name=f"norm_{fn.__name__}")
-    return mtf.reduce_mean(
-        mtf.square(x - mtf.import_tf_tensor(mesh, tf.constant(TARGETS), x.shape))
-    )
+    return mtf.reduce_mean(mtf.square(x - inputs["targets"]))
 
 
 class Training:
     """A training in a session."""
 
-    def __init__(self, place=ROWS, optimizer="adamw", recompute=False, clip=False, **zero):
+    def __init__(
+        self, place=ROWS, optimizer="adamw", recompute=False, clip=False, microbatches=1, **zero
+    ):
         self.results = {}
+        self.microbatches = microbatches
         if place[-1] == "simd":
             mesh = place[:-1]
             size = mtf.convert_to_shape(mesh[0]).size
@@ -82,9 +90,14 @@ class Training:
         self.impl = impl
         self.graph = mtf.Graph()
         mesh = mtf.Mesh(self.graph, "mesh")
-        loss = model(mesh, recompute)
-        self.variables = list(self.graph.trainable_variables)
-        gradients = mtf.gradients([loss], [v.value for v in self.variables])
+        if self.microbatches == 1:
+            loss = model(examples(mesh), recompute)
+            self.variables = list(self.graph.trainable_variables)
+            gradients = mtf.gradients([loss], [v.value for v in self.variables])
+        else:
+            loss, gradients, self.variables = mtf.optimize.accumulate_gradients(
+                lambda inputs: model(inputs, recompute), examples(mesh), BATCH, self.microbatches
+            )
         if clip:
             gradients, _ = mtf.optimize.clip_by_global_norm(gradients, 0.1)
         updates = OPTIMIZERS[optimizer]().apply_grads(gradients, self.variables)
@@ -133,12 +146,13 @@ def whole():
     """What trainings give whose variables are stored as they are computed with."""
     known = {}
 
-    def results(optimizer, clip=False):
-        if (optimizer, clip) not in known:
+    def results(optimizer, **options):
+        key = optimizer, *options.items()
+        if key not in known:
             with tf.Graph().as_default():
                 tf.set_random_seed(1)
-                known[optimizer, clip] = Training(optimizer=optimizer, clip=clip).run()
-        return known[optimizer, clip]
+                known[key] = Training(optimizer=optimizer, **options).run()
+        return known[key]
 
     return results
 
@@ -233,6 +247,59 @@ def test_gradients_are_scattered_one_by_one(stage):
     assert [op in waited_for for op in scattered] == [stage > 1] * 6 + [False]
 
 
+@pytest.mark.slow("*simd*", "1-*")
+@pytest.mark.usefixtures("own_graph")
+@pytest.mark.parametrize(
+    "place",
+    [ROWS, (*BOTH, "simd"), ("rows:2,cols:2", "batch:rows")],
+    ids=["placement", "simd", "over cols"],
+)
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_microbatches(stage, place, whole):
+    """From stage 2 on, a loop over microbatches holds and sums parts alone."""
+    axis = "cols" if place[1] == "batch:rows" and "cols" in place[0] else "rows"
+    training = Training(
+        place, recompute=True, clip=True, microbatches=2, zero=stage, zero_axis=axis
+    )
+    assert_equal(training.run(), whole("adamw", clip=True, microbatches=2))
+    [loop] = [op for op in training.graph.operations if op.inner_operations]
+    shapes = {v: v.stored_shape for v in training.variables}
+    if stage < 3:  # only slots are stored in parts then, and these have the shapes of their weights
+        stored = {v.name.rpartition("/")[0]: v.stored_shape for v in training.all_variables}
+        shapes = {v: stored[v.name] if stage == 2 else v.shape for v in training.variables}
+    assert len(loop.gradient_sums) == len(training.variables)
+    assert {v: loop.outputs[i].shape for i, v in loop.gradient_sums.items()} == shapes
+    read = {x.operation: x.shape for x in loop.inputs if x.operation in training.variables}
+    assert len(read) >= 3  # small variables may have been stacked
+    assert all(shape == v.stored_shape for v, shape in read.items())
+
+
+def gradient(zero):
+    """The gradient of the first weight of two microbatches: whole, and a processor's slice."""
+    tf2.random.set_seed(1)
+    with mtf.VariableStore().scope(), mtf.debug.collect() as values:
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        [grad, *others], _ = mtf.serialize_training_step(
+            examples(mesh), lambda inputs: {"loss": model(inputs)}, BATCH, 2
+        )
+        mtf.inspect(grad, "gradient")
+        OPTIMIZERS["sgd"]().apply_grads([grad, *others], mesh.graph.trainable_variables)
+        impl = mtf.placement_mesh_impl.PlacementMeshImpl(*ROWS, [""] * 4, merge="none", zero=zero)
+        lowering = mtf.Lowering(mesh.graph, {mesh: impl})
+    whole = lowering.export_to_tf_tensor(grad)
+    np.testing.assert_array_equal(values["gradient"], whole)
+    return whole, lowering
+
+
+def test_a_gradient_in_parts_is_gathered_for_the_user():
+    found, lowering = gradient(3)
+    np.testing.assert_allclose(found, gradient(0)[0], rtol=1e-5, atol=1e-6)
+    # When it is asked for, since no step needs it.
+    assert [str(c) for _, _, c in lowering.collectives][-1].startswith(
+        "Collective(kind='allconcat'"
+    )
+
+
 @pytest.mark.slow_but(1)
 @pytest.mark.usefixtures("own_graph")
 @pytest.mark.parametrize("place", [ROWS, (*ROWS, "simd")])
@@ -310,7 +377,7 @@ def test_a_store_moves_between_stages():
         with store.scope():
             graph = mtf.Graph()
             mesh = mtf.Mesh(graph, "mesh")
-            loss = model(mesh)
+            loss = model(examples(mesh))
             variables = graph.trainable_variables
             gradients = mtf.gradients([loss], [v.value for v in variables])
             OPTIMIZERS["adamw"]().apply_grads(gradients, variables)
@@ -326,7 +393,7 @@ def test_an_argument_of_mtf_function():
 
     def step():
         mesh = mtf.Mesh(mtf.Graph(), "mesh")
-        loss = model(mesh)
+        loss = model(examples(mesh))
         impls.append(mtf.placement_mesh_impl.PlacementMeshImpl(*ROWS, [""] * 4))
         lowering = mtf.Lowering(mesh.graph, {mesh: impls[-1]})
         return lowering.export_to_tf_tensor(loss)

@@ -389,6 +389,8 @@ class WhileLoopOperation(_LoopOperation):
       body_outputs: the outputs of the body.
       body_operations: the operations of the body.
       keeps_tape: whether it keeps values of each iteration, for its gradient.
+      gradient_sums: of a loop over microbatches, the outputs that are gradients, by number, with
+        their Variables; else empty.
     """
 
     def __init__(
@@ -444,6 +446,7 @@ class WhileLoopOperation(_LoopOperation):
         # layouts.
         self._tf_kwargs.setdefault("back_prop", False)
         self.keeps_tape = False
+        self.gradient_sums: dict[int, Variable] = {}
         self._outputs = [Tensor(self, y.shape, y.dtype, index=i) for i, y in enumerate(outputs)]
 
     @property
