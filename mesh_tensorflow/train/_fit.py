@@ -60,7 +60,12 @@ from mesh_tensorflow.train._placing import (
     compiled_or_not,
     placing_of,
 )
-from mesh_tensorflow.train._saving import Best, Checkpoints, weights_not_numbers
+from mesh_tensorflow.train._saving import (
+    Best,
+    Checkpoints,
+    not_a_number,
+    weights_not_numbers,
+)
 from mesh_tensorflow.train.callbacks import Callback, Run, TensorBoard, has_board
 from mesh_tensorflow.visualize import training_report
 
@@ -666,7 +671,7 @@ def _run(loop: Loop, resume: Resume, initial: Optional[Initial]) -> Result:
     if run.directory is None and not done:  # else checkpoints have been checked, also the last
         wrong = wrong_values("", [checkpoint_files.faults_of(values)], engine.trained)
         if wrong:
-            raise weights_not_numbers(run.step, wrong, None)
+            raise not_a_number(weights_not_numbers(run.step, wrong), None)
     return Result(
         run.step,
         loop.history,

@@ -48,18 +48,16 @@ def not_a_number(what: str, last: Optional[str]) -> NotANumberError:
     )
 
 
-def weights_not_numbers(step: int, wrong: Sequence[str], last: Optional[str]) -> NotANumberError:
-    """Returns the error for a step that makes such weights, though its loss was a number.
+def weights_not_numbers(step: int, wrong: Sequence[str]) -> str:
+    """Returns what is wrong after a step that makes such weights, though its loss was a number.
 
     Args:
       step: the number of the step.
       wrong: the names of the weights.
-      last: the path of the last checkpoint, or None.
     """
-    return not_a_number(
+    return (
         f"after step {step}, whose loss was a finite number, {', '.join(wrong[:_NAMED])}"
-        f"{', ...' if wrong[_NAMED:] else ''} are not numbers, or infinite",
-        last,
+        f"{', ...' if wrong[_NAMED:] else ''} are not numbers, or infinite"
     )
 
 
@@ -302,7 +300,7 @@ class Checkpoints:
         # Removed, and not listed: a run that is resumed would go on from weights that are lost.
         if wrong:
             checkpoint_files.remove(path)
-            raise weights_not_numbers(step, wrong, self.last)
+            raise not_a_number(weights_not_numbers(step, wrong), self.last)
         # First: a run that is killed before it is listed comes to this evaluation again.
         if values is not None and self.best is not None:
             self.best.record(path, step, values)
