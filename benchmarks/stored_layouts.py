@@ -1,13 +1,15 @@
 """Measures the memory of processes that store variables in parts, and what they communicate.
 
     python benchmarks/stored_layouts.py --processes 4 --millions 64
+    python benchmarks/stored_layouts.py --microbatches 4
 
 For each stage of ZeRO it starts processes of one processor each, which train residual layers with
 Adam in float32, the batch split over all of them. It prints the resident memory that each process
 has gained from before the program was built until after some steps, the largest during the steps
 after the first, and the elements that a step communicates, beside those of the paper's table: 4
 bytes a weight for each of weights and gradients, 8 for the two slots (Rajbhandari et al., "ZeRO",
-SC 2020). Between steps there are no gradients.
+SC 2020). Between steps there are no gradients. With `--microbatches`, what is communicated in each
+of them is counted once.
 
 TensorFlow's allocators keep memory that tensors have had: that of oneDNN grows by doubling and
 returns nothing, and the C library's keeps a heap for each thread. With `--allocator direct`, which
@@ -40,6 +42,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=32, help="layers, of one weight each")
     parser.add_argument("--rows", type=int, default=8, help="rows of the batch on each processor")
     parser.add_argument("--stages", default="0,1,2,3")
+    parser.add_argument("--microbatches", type=int, default=1)
     parser.add_argument("--allocator", choices=talking.ALLOCATORS, default="direct")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -70,14 +73,18 @@ def train(arguments: argparse.Namespace, stage: int, directory: str) -> None:
         mesh = mtf.Mesh(graph, "mesh")
         data = np.random.RandomState(0).randn(batch.size, size).astype(np.float32)
         x = mtf.import_tf_tensor(mesh, tf.constant(data), [batch, dims[0]])
-        for i in range(arguments.layers):
-            w = mtf.get_variable(
-                mesh, f"w{i}", list(dims), initializer=tf.random_normal_initializer(stddev=1e-3)
-            )
-            x += mtf.rename_dimension(mtf.einsum([x, w], [batch, dims[1]]), "d_out", "d_in")
-        loss = mtf.reduce_mean(mtf.square(x))
-        variables = graph.trainable_variables
-        gradients = mtf.gradients([loss], [v.value for v in variables])
+
+        def loss_fn(x: mtf.Tensor) -> mtf.Tensor:
+            for i in range(arguments.layers):
+                initializer = tf.random_normal_initializer(stddev=1e-3)
+                w = mtf.get_variable(mesh, f"w{i}", list(dims), initializer=initializer)
+                y = mtf.einsum([x, w], [x.shape.dims[0], dims[1]])
+                x += mtf.rename_dimension(y, "d_out", "d_in")
+            return mtf.reduce_mean(mtf.square(x))
+
+        loss, gradients, variables = mtf.optimize.accumulate_gradients(
+            loss_fn, x, batch, arguments.microbatches
+        )
         updates = mtf.optimize.AdamWeightDecayOptimizer(1e-4).apply_grads(gradients, variables)
         impl = SimdMeshImpl(f"all:{n}", "batch:all", zero=stage)
         lowering = mtf.Lowering(graph, {mesh: impl}, autostack=False)
@@ -101,7 +108,9 @@ def train(arguments: argparse.Namespace, stage: int, directory: str) -> None:
 
 def measure(arguments: argparse.Namespace, stage: int, millions: float) -> list[dict]:
     """What the processes of a stage measured, with some millions of weights."""
-    options = [f"--millions={millions}", f"--rows={arguments.rows}", f"--layers={arguments.layers}"]
+    options = [f"--millions={millions}"]
+    for name in ("rows", "layers", "microbatches"):
+        options.append(f"--{name}={getattr(arguments, name)}")
     return talking.measured_together(
         __file__, arguments.processes, options, str(stage), arguments.allocator
     )

@@ -448,7 +448,8 @@ def _check_integers(dtype: tf.DType, minval: Any, maxval: Any) -> None:
         return
     # The end is no part of the range; that of 64 bits is computed with, and has to be one of them.
     least, most = int(dtype.min), int(dtype.max) + (dtype.size < 8)
-    if not (minval == int(minval) and maxval == int(maxval) and least <= minval < maxval <= most):
+    whole = float(minval).is_integer() and float(maxval).is_integer()
+    if not (whole and least <= minval < maxval <= most):
         raise ValueError(
             f"random_uniform of {dtype.name}: there are no integers from minval={minval} to below "
             f"maxval={maxval}; give whole numbers, minval < maxval, from {least} to {most}"

@@ -362,7 +362,7 @@ def stored_layouts(
 
     Args:
       mesh_shape: a Shape.
-      zero: stages of ZeRO; 1 and 2 are one.
+      zero: stages of ZeRO; 1 and 2 are one but in microbatches.
       joint: whether also over several mesh dimensions together.
 
     Raises:
@@ -451,7 +451,7 @@ class Updates:
       gathers: for each weight's value, how often it is gathered if it is stored in parts: once,
         and once more if the backward pass needs it; in a loop over microbatches, in each of them.
       sums: the gradients that a loop over microbatches sums in parts, with the dimensions of the
-        weight, and whether anything but an update reads it.
+        weight.
     """
 
     weight_of: Mapping[Operation, Weight]

@@ -95,7 +95,8 @@ def layout_and_stored_layout(
       mtf_outputs: Tensors that stay in memory until the end.
       memory_limit_bytes: the memory that a step may use on one processor, or None.
       hardware: see `layout`.
-      zero: the stages of ZeRO to choose from, each over any mesh dimension; 1 and 2 are one.
+      zero: the stages of ZeRO to choose from, each over any mesh dimension; 1 and 2
+        are one but in microbatches.
       joint: see `layout`; variables, too, may be stored over several mesh dimensions together.
       profile: see `layout`.
 

@@ -375,7 +375,8 @@ def plan(
         Program, or a tuple (mtf.Graph, outputs). A ValueError says that it cannot be built so.
       processors: the number of processors.
       candidates: Choices; `choices()` if None.
-      zero: the stages of ZeRO to choose from, each over any mesh dimension; 1 and 2 are one.
+      zero: the stages of ZeRO to choose from, each over any mesh dimension; 1 and 2
+        are one but in microbatches.
       memory_limit_bytes: the memory that a step may use on one processor, or None.
       hardware: see `auto_mtf.layout`.
       max_mesh_shape_dimensions: the maximum number of mesh dimensions.

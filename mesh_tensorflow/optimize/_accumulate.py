@@ -155,9 +155,10 @@ def accumulate_gradients(
 ) -> AccumulatedLoss:
     """Computes a loss and its gradients in microbatches, with the memory of one.
 
-    The batch is split into microbatches of equal size, which a loop goes through within one step.
-    Results are those of the whole batch. Gradients are summed in
-    float32, and over processors once, after the loop.
+    The batch is split into microbatches of equal size, which a loop within one step goes through,
+    one after the other. Results are those of the whole batch. Gradients are summed in float32, and
+    over processors once, after the loop; from ZeRO's stage 2 on in each microbatch, so that only
+    parts are summed.
 
     A scalar loss may be a mean or a sum over the batch, or a function of such, as is the quotient
     of a weighted sum of losses and the sum of the weights: it is then computed of the totals. One
