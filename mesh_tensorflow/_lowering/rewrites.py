@@ -493,9 +493,13 @@ def rewrite_stored_layouts(graph: Graph, mesh_to_impl: Mapping[Mesh, MeshImpl]) 
         )
     graph.stored_layouts = layouts
     names = stored_names(graph, {mesh: mesh_to_impl[mesh] for mesh in layouts})
-    waits = {mesh for mesh in layouts if mesh_to_impl[mesh].supports_control_dependencies}
+    waits = {mesh for mesh in layouts if _can_wait(mesh_to_impl[mesh])}
     early = {mesh for mesh, layout in layouts.items() if layout.is_early}
     _Rewriter(graph, names, waits, early).rewrite()
+
+
+def _can_wait(impl: MeshImpl) -> bool:
+    return impl.supports_control_dependencies or impl.is_compiled_by_xla
 
 
 class _Rewriter:

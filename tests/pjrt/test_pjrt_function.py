@@ -157,6 +157,37 @@ def test_stored_layouts():
     assert {s.data.size for s in step.store.array("first/kernel").addressable_shards} == {64}
 
 
+def test_microbatches_of_stage_3_gather_weights_themselves():
+    """XLA would move the gathers out of the loop, as weights are the same for all of them."""
+    batch, d, hidden = mtf.convert_to_shape("batch:16,d:8,hidden:32").dims
+
+    def step_of(zero):
+        @mtf.pjrt.function(mesh_shape="rows:4", layout="batch:rows", zero=zero)
+        def step(x):
+            mesh = mtf.Mesh(mtf.Graph(), "mesh")
+
+            def loss_fn(x):
+                h = mtf.layers.dense(x, [hidden], [d], activation=mtf.tanh, name="wi")
+                y = mtf.layers.dense(h, [d], [hidden], name="wo")
+                return mtf.reduce_mean(mtf.square(y - x))
+
+            x = mtf.import_tf_tensor(mesh, x, [batch, d])
+            loss, grads, variables = mtf.optimize.accumulate_gradients(loss_fn, x, batch, 4)
+            mtf.optimize.SgdOptimizer(0.5).apply_grads(grads, variables)
+            lowering = mtf.Lowering(mesh.graph, {mesh: mtf.pjrt.mesh_impl()})
+            return lowering.export_to_tf_tensor(loss)
+
+        tf.random.set_seed(3)
+        return step
+
+    data = np.random.RandomState(0).randn(16, 8).astype(np.float32)
+    steps = {zero: step_of(zero) for zero in (0, 3)}
+    expected, found = ([float(step(data)) for _ in range(3)] for step in steps.values())
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    before, _, entry = steps[3].lower(data).compiled_text.partition("\nENTRY ")
+    assert "all-gather(" in before and "all-gather(" not in entry
+
+
 # -- errors
 
 

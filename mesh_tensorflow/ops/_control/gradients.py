@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import dims_text, tensors_text
@@ -486,6 +487,9 @@ class DelayOperation(Operation):
         after = slices[self._num :]
 
         def late(x: tf.Tensor, *dys: tf.Tensor) -> tf.Tensor:
+            if mesh_impl.is_compiled_by_xla:
+                # XLA drops control dependencies, and computes once what is computed twice.
+                return gen_xla_ops.xla_optimization_barrier([x, *dys])[0]
             if wait:
                 with tf.control_dependencies(dys):
                     return tf.identity(x)
