@@ -41,7 +41,7 @@ def input_fn(mode):
 def classifier(mesh_impl, directory):
     options = mnist.Options(hidden_size=8, batch_size=8, mesh_impl=mesh_impl)
     config = estimator.RunConfig(directory, tf_random_seed=1, save_checkpoints_steps=3)
-    params = {"options": options, "total_steps": 10}
+    params = {"options": options, "total_steps": 10, "shown": False}
     return estimator.Estimator(mnist.model_fn, config=config, params=params)
 
 
