@@ -308,8 +308,8 @@ class Graph:
     ) -> tuple[list[Operation], dict[Tensor, Tensor]]:
         """Copies operations with other inputs.
 
-        Random operations and variables are not copied: their values are reused. Nor are operations
-        with effects: an assignment is not done twice.
+        What has no inputs is not copied: values of variables and random values are reused. Nor are
+        operations with effects: an assignment is not done twice.
 
         Args:
           ops: operations, in topological order.
@@ -321,9 +321,9 @@ class Graph:
         mapping = dict(input_mapping)
         clones = []
         for op in ops:
-            # So variables and random operations, which have no inputs, are shared with the
-            # original: a recomputed layer must drop the same elements.
-            if not any(x in mapping for x in op.inputs):
+            # A recomputed layer must drop the same elements. All else is copied, also if it reads
+            # weights alone: a gradient function walks the copies to find the gradients of these.
+            if not op.inputs:
                 continue
             if op.has_effect:
                 # Its outputs are its first inputs, so readers of them in the copy take those.

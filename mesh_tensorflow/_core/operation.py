@@ -458,6 +458,17 @@ def depending_on(sources: Iterable[Tensor], operations: Iterable[Operation]) -> 
     return found
 
 
+def readers_of(sources: Iterable[Tensor], operations: Sequence[Operation]) -> list[Operation]:
+    """Returns the operations that read Tensors, or what is computed from them.
+
+    Args:
+      sources: the Tensors.
+      operations: Operations in the order of creation.
+    """
+    found = depending_on(sources, operations)
+    return [op for op in operations if any(x in found for x in op.inputs)]
+
+
 def needed_operations(
     operations: Sequence[Operation], outputs: Sequence[Tensor]
 ) -> list[Operation]:

@@ -43,6 +43,7 @@ from mesh_tensorflow._core.operation import (
     Operation,
     Tensor,
     is_differentiable,
+    readers_of,
     with_inner_operations,
 )
 from mesh_tensorflow._core.shape import Dimension, Shape
@@ -603,7 +604,7 @@ class InMicrobatches:
             self._totals[x] = mtf.cast(total if share == 1.0 else total * share, x.dtype)
         later = sorted(self._later, key=self._order.__getitem__)
         # Copies, as what stays in the loop may read the originals, which are of one microbatch.
-        clones, mapping = graph.clone_operations(later, self._totals)
+        clones, mapping = graph.clone_operations(readers_of(self._totals, later), self._totals)
         for clone in clones:
             clone.original = None  # it is no recomputation
         self._wait_for_nothing_of_the_loop(clones)

@@ -156,14 +156,16 @@ def test_clone_operations(graph, mesh, x):
     w = mtf.get_variable(mesh, "w", [B])
     noise = mtf.random_uniform(mesh, [A, B])
     y = mtf.exp(x * w + noise)
-    forward = graph.operations[1:]
+    forward = [*graph.operations[1:], mtf.square(w).operation]
     new = mtf.identity(x)
     before = len(graph.operations)
     clones, mapping = graph.clone_operations(forward, {x: new})
     assert graph.operations[before:] == clones
+    # The last one, too, though it reads nothing that changes.
     assert [type(op).__name__ for op in clones] == [
         "EinsumOperation",
         "AddOperation",
+        "SlicewiseOperation",
         "SlicewiseOperation",
     ]
     assert clones[0].inputs == [new, w] and clones[1].inputs[1] is noise

@@ -88,6 +88,36 @@ def test_gradients_go_through_what_does_not_need_the_arguments():
     np.testing.assert_allclose(gradient(False), gradient(True), rtol=1e-6)
 
 
+def test_a_gradient_function_walks_the_copies():
+    """As those of reversible layers do: the copies lead to weights that an operation changes."""
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    w = mtf.import_tf_tensor(mesh, tf.constant([0.5, -1.5, 2.0]), mtf.Shape([("d", 3)]))
+    x = mtf.ones(mesh, w.shape)
+
+    def by_hand(explicit_inputs, all_inputs, forward_operations, outputs, output_grads):
+        again = [mtf.identity(y) for y in explicit_inputs]
+        copies, mapping = mesh.graph.clone_operations(
+            forward_operations, dict(zip(explicit_inputs, again))
+        )
+        return mtf.gradients(
+            [mapping[y] for y in outputs],
+            [mapping.get(y, y) for y in all_inputs],
+            output_grads,
+            operations=copies,
+        )
+
+    y = mtf.custom_gradient(lambda x: x * mtf.sin(w), by_hand, [x])
+    dw, dx = mtf.gradients([y], [w, x])
+    impl = mtf.placement_mesh_impl.PlacementMeshImpl("", "", [""])
+    lowering = mtf.Lowering(mesh.graph, {mesh: impl})
+    np.testing.assert_allclose(
+        lowering.export_to_tf_tensor(dw), np.cos([0.5, -1.5, 2.0]), rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        lowering.export_to_tf_tensor(dx), np.sin([0.5, -1.5, 2.0]), rtol=1e-6
+    )
+
+
 STORED = 4 * BATCH.size * H.size  # the output of tanh, the only value of a block that is read
 
 

@@ -27,6 +27,7 @@ from mesh_tensorflow._core.operation import (
     depending_on,
     is_differentiable,
     is_of_package,
+    readers_of,
     with_inner_operations,
 )
 from mesh_tensorflow._core.shape import Dimension, Shape, convert_to_shape
@@ -539,7 +540,7 @@ def computed_again(
     """
     graph = grad_ys[0].graph
     start = len(graph.operations)
-    _, mapping = graph.clone_operations(operations, mapping)
+    _, mapping = graph.clone_operations(readers_of(mapping, operations), mapping)
     # A result that depends on none of the replaced inputs has no copy.
     again = [mapping.get(y, y) for y in ys]
     # What does not depend on the replaced inputs, as random values and variables, is shared with

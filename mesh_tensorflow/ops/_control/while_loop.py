@@ -18,6 +18,7 @@ from mesh_tensorflow._core.operation import (
     Tensor,
     check_tensors,
     is_differentiable,
+    readers_of,
     with_inner_operations,
 )
 from mesh_tensorflow._core.placement import sums_of, walk
@@ -486,7 +487,9 @@ class WhileLoopOperation(_LoopOperation):
             return
         # Copies are added to the graph, but these belong into the body: they are taken out again.
         (clones, mapped), _ = self.graph.take_operations(
-            lambda: self.graph.clone_operations(self._cond_ops + self.body_operations, outer)
+            lambda: self.graph.clone_operations(
+                readers_of(outer, self._cond_ops + self.body_operations), outer
+            )
         )
         clone_of = {clone.original: clone for clone in clones}
         self._cond_ops = [clone_of.get(op, op) for op in self._cond_ops]
