@@ -82,11 +82,12 @@ def _stages_apart(fn: Any, xs: Sequence[Tensor]) -> Optional[Dimension]:
     graph = xs[0].graph
     if _is_of_library(fn, _PACKAGE):
         return None
+    stage: Optional[Dimension]
     if graph.stages is not None:
         [stage] = graph.stages.dims
     else:  # a function that such a function's gradient is computed by knows of no stages either
         stage = getattr(graph.differentiated, "stages_apart", None)
-    return stage if any(stage in x.shape for x in xs) else None
+    return stage if stage and any(stage in x.shape for x in xs) else None
 
 
 class SlicewiseOperation(Operation):
