@@ -40,6 +40,33 @@ LOSING = [(Mix, {"loss": 2.0, "shares": True})]
 # Groups are rows, so that microbatches have the groups of the batch.
 EXPERTS = [(moe.MoE1D, {"num_experts": 2, "hidden_size": 8, "group_size": LENGTH, "z_loss": 0.1})]
 SWITCHING = [(moe.MoE1D, {**EXPERTS[0][1], "moe_gating": "switch"})]
+
+
+class ByPosition(transformer.TransformerLayer):
+    """Functions of TensorFlow that count axes as in a slice of one stage."""
+
+    def call(self, context, x, losses=None):
+        d = context.model.model_dim
+        scale = mtf.get_variable(
+            context.mesh, "scale", [d], context.variable_dtype, initializer=tf.ones_initializer()
+        )
+
+        def summed(x, **options):
+            return mtf.slicewise(
+                lambda t: tf.cumsum(t, 1, reverse=bool(options)),
+                [x],
+                splittable_dims=[d],
+                grad_function=None if options else lambda op, dy: [summed(dy, reverse=True)],
+            )
+
+        x = mtf.cwise(lambda t, s: tf.nn.softplus(t * s), [x, scale])
+        mean = mtf.slicewise(
+            lambda t: tf.reduce_mean(t, 1), [x], [*context.batch_dims, d], splittable_dims=[d]
+        )
+        return summed(x) * mean
+
+
+BY_POSITION = [(ByPosition, {}), STILL[1]]
 IDS = np.where(np.arange(LENGTH) < LENGTH - 2, some_ids(low=1), 0).astype("int32")
 TWO = {"num_stages": 2, "num_microbatches": 2}
 FOUR = {"num_stages": 4, "num_microbatches": 4}
@@ -72,6 +99,8 @@ def made(layers, pipe=None, blocks=4, call=None, **kwargs):
     (LOSING, CIRCULAR, Placing("x:2", "stages:x", simd=True)),
     (EXPERTS, TWO, Placing("x:2", "stages:x")),
     (SWITCHING, CIRCULAR, Placing("x:2,y:2", "stages:x,experts:y")),
+    (BY_POSITION, TWO, Placing("x:2,y:2", "stages:x,batch:y")),
+    (BY_POSITION, CIRCULAR, Placing("x:2,y:2", "stages:x,d_model:y", simd=True)),
 ], ids=lambda value: str(getattr(value, "layout", "")))  # fmt: skip
 def test_values_and_gradients(layers, pipe, placing):
     """Variables have the names of the layers in a row; masks of dropout are the same, too."""

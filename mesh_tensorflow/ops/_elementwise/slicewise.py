@@ -60,15 +60,34 @@ def complex_dtype(what: str, x: Tensor) -> tf.DType:
     return _COMPLEX[x.dtype]
 
 
+_PACKAGE = "mesh_tensorflow."
 # Whose functions work on any part of what may be split, and on several parts at once.
-_LIBRARIES = ("mesh_tensorflow.", "tensorflow.", "keras.")
+_LIBRARIES = (_PACKAGE, "tensorflow.", "keras.")
 
 
-def _is_of_library(fn: Any) -> bool:
-    """Returns whether a function is one of TensorFlow, Keras or this package."""
+def _is_of_library(fn: Any, *libraries: str) -> bool:
+    """Returns whether a function is one of libraries: TensorFlow, Keras or this package if none."""
     while isinstance(fn, functools.partial):
         fn = fn.func
-    return (getattr(fn, "__module__", None) or "").startswith(_LIBRARIES)
+    return (getattr(fn, "__module__", None) or "").startswith(libraries or _LIBRARIES)
+
+
+def _stages_apart(fn: Any, xs: Sequence[Tensor]) -> Optional[Dimension]:
+    """Returns the dimension of stages that Tensors have and that a function does not know of.
+
+    A layer of a pipeline is written for one stage, and a function of positions, such as a sum over
+    axis 1, would take another dimension in the slices of all stages. What this package applies
+    finds its axes in shapes that have the stages.
+    """
+    graph = xs[0].graph
+    if _is_of_library(fn, _PACKAGE):
+        return None
+    stage: Optional[Dimension]
+    if graph.stages is not None:
+        [stage] = graph.stages.dims
+    else:  # a function that such a function's gradient is computed by knows of no stages either
+        stage = getattr(graph.differentiated, "stages_apart", None)
+    return stage if stage and any(stage in x.shape for x in xs) else None
 
 
 class SlicewiseOperation(Operation):
@@ -80,6 +99,8 @@ class SlicewiseOperation(Operation):
     Attributes:
       is_elementwise: whether each element of a result depends on the same element of the first
         input, and on numbers beside it.
+      stages_apart: the Dimension of stages of a pipeline, each of which the function is called for
+        by itself; None outside of pipelines, and if the function finds its axes in shapes.
     """
 
     works_by_name = True
@@ -95,6 +116,7 @@ class SlicewiseOperation(Operation):
         grad_function: Optional[Callable] = None,
         name: Optional[str] = None,
         is_elementwise: bool = False,
+        stages_apart: Optional[Dimension] = None,
     ):
         """Creates the operation.
 
@@ -108,9 +130,11 @@ class SlicewiseOperation(Operation):
             gradients of the inputs. If None, TensorFlow's own gradient of `tf_fn`.
           name: a string or None.
           is_elementwise: see the attributes.
+          stages_apart: see the attributes.
         """
         super().__init__(inputs, name=name or "slicewise")
         self.is_elementwise = is_elementwise
+        self.stages_apart = stages_apart
         self._tf_fn = tf_fn
         self._grad_function = grad_function
         self._outputs = [
@@ -118,8 +142,9 @@ class SlicewiseOperation(Operation):
             for i, (shape, dtype) in enumerate(zip(output_shapes, output_dtypes, strict=True))
         ]
         # Whole by default: nothing is known of what the function does along a dimension.
+        apart = [] if stages_apart is None else [stages_apart]
         self._initialize_splittable_and_unsplittable_dims(
-            "unsplittable", [d.name for d in splittable_dims]
+            "unsplittable", [d.name for d in (*splittable_dims, *apart)]
         )
 
     @property
@@ -158,9 +183,27 @@ class SlicewiseOperation(Operation):
         shapes = [[x.shape for x in xs] for xs in (self._inputs, self._outputs)]
         return mesh_impl.of_slices(self._checked_results, *shapes)
 
+    def _of_each_stage(self, slices: Sequence[tf.Tensor]) -> Any:
+        """Returns what the function returns for slices, each stage by itself."""
+        stage = self.stages_apart
+        if stage is None:
+            return self._tf_fn(*slices)
+        axes = [x.shape.dims.index(stage) if stage in x.shape else None for x in self._inputs]
+        [count] = {s.shape[a] for s, a in zip(slices, axes) if a is not None}
+        parts = [
+            [s] * count if a is None else tf.unstack(s, count, axis=a) for s, a in zip(slices, axes)
+        ]
+        found = [self._tf_fn(*of_stage) for of_stage in zip(*parts)]
+        outputs = [y.shape.dims.index(stage) for y in self._outputs]
+        of_outputs = list(zip(*(f if isinstance(f, tuple) else (f,) for f in found)))
+        if len(of_outputs) != len(outputs) or not all(map(tf.is_tensor, sum(of_outputs, ()))):
+            return found[0]  # of which the error tells
+        stacked = [tf.stack(list(ys), axis=a) for ys, a in zip(of_outputs, outputs)]
+        return tuple(stacked) if isinstance(found[0], tuple) else stacked[0]
+
     def _checked_results(self, *slices: tf.Tensor) -> Any:
         """Returns what the function returns for slices, which is as was declared."""
-        results = self._tf_fn(*slices)
+        results = self._of_each_stage(slices)
         given, ys = results if isinstance(results, tuple) else (results,), self._outputs
         if len(given) != len(ys) or not all(tf.is_tensor(y) for y in given):
             expected = "a tf.Tensor" if len(ys) == 1 else f"a tuple of {len(ys)} tf.Tensors"
@@ -387,7 +430,12 @@ def slicewise(
         dtypes = [tf.as_dtype(t) for t in output_dtype]
     else:
         dtypes = [xs[0].dtype if output_dtype is None else tf.as_dtype(output_dtype)] * len(shapes)
-    op = SlicewiseOperation(tf_fn, xs, shapes, dtypes, splittable_dims, grad_function, name)
+    stage = _stages_apart(tf_fn, xs)
+    if stage is not None:
+        shapes = [s if stage in s else Shape([stage, *s]) for s in shapes]
+    op = SlicewiseOperation(
+        tf_fn, xs, shapes, dtypes, splittable_dims, grad_function, name, stages_apart=stage
+    )
     return tuple(op.outputs) if len(op.outputs) > 1 else op.outputs[0]
 
 
@@ -427,7 +475,17 @@ def cwise(
                 f"position, not by name. Give mtf.transpose({x.name}, {xs[0].shape})"
             )
     shape, dtype = xs[0].shape, tf.as_dtype(output_dtype or xs[0].dtype)
+    # With equal shapes no position matters.
+    stage = None if all(x.shape == shape for x in xs) else _stages_apart(tf_fn, xs)
     op = SlicewiseOperation(
-        tf_fn, xs, [shape], [dtype], shape.dims, grad_function, name or "cwise", is_elementwise=True
+        tf_fn,
+        xs,
+        [shape],
+        [dtype],
+        shape.dims,
+        grad_function,
+        name or "cwise",
+        is_elementwise=True,
+        stages_apart=stage,
     )
     return op.outputs[0]

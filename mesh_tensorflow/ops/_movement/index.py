@@ -346,8 +346,12 @@ def _local_top_k(t: tf.Tensor, axis: int, k: int) -> tuple[tf.Tensor, tf.Tensor]
         t = tf.transpose(t, order)
     # Reductions are enough for one, and argmax too takes the first of equal elements.
     if k == 1:
+        # TensorFlow's graph optimizer takes argmax(f(x)) to be argmax(x) for relu, tanh, floor and
+        # others that are monotonic, but have equal values of different ones. It does not look
+        # through EnsureShape.
+        searched = tf.ensure_shape(t, t.shape)
         return tf.reduce_max(t, -1, keepdims=True), tf.expand_dims(
-            tf.argmax(t, -1, output_type=tf.int32), -1
+            tf.argmax(searched, -1, output_type=tf.int32), -1
         )
     values, indices = tf.math.top_k(t, k)  # ties are in the order of their indices
     return values, indices
