@@ -287,58 +287,60 @@ def first_names(names: Sequence[str], most: int = 6) -> str:
     return ", ".join(names[:most]) + more
 
 
-def check_flag(function: str, name: str, value: object, instead: str) -> None:
-    """Reports a slip if a boolean argument has another value.
-
-    0, 1, None and NumPy booleans are accepted.
+def check_flag(function: str, name: str, value: object, instead: Optional[str] = None) -> None:
+    """Checks an argument that is true or false.
 
     Args:
-      function: the name of the function that was called.
+      function: the name of the function that was called, for the error.
       name: the parameter's name.
       value: the argument.
-      instead: the call that was probably intended, with `{value}` in place of the value.
+      instead: the call that was probably intended, with `{value}` in place of the value: for
+        functions of the classic, which go by what Python takes for true. Anything else is then a
+        slip, such as an argument by position that was meant for the parameter behind it.
 
     Raises:
-      ValueError: within `strict()`.
+      ValueError: it is something else, such as a text, all of which are true to Python; of a slip
+        within `strict()`.
     """
-    if _is_bool(value):
+    if is_flag(value):
         return
+    if instead is None:
+        raise ValueError(f"{function}: {name}={value!r} is neither True nor False")
     slip(
         f"{function}: {name} is true or false, but was given {value!r}. By position, "
         f"arguments go to the parameters in their order; write {instead.format(value=repr(value))}"
     )
 
 
-def check_bool(function: str, name: str, value: object) -> None:
-    """Checks an argument that is true or false; 0, 1, None and NumPy booleans are accepted.
+def is_flag(value: object) -> bool:
+    """Returns whether a value is true or false: a boolean of Python or NumPy, 0, 1 or None.
 
     Args:
-      function: the name of the function that was called, for the error.
-      name: the parameter's name.
-      value: the argument.
-
-    Raises:
-      ValueError: it is something else, such as a text, all of which are true to Python.
+      value: anything.
     """
-    if not _is_bool(value):
-        raise ValueError(f"{function}: {name}={value!r} is neither True nor False")
-
-
-def _is_bool(value: object) -> bool:
     # NumPy's boolean is a class of its own, which is called bool_ before NumPy 2 and bool since.
     is_flag = value is None or isinstance(value, bool) or type(value).__name__ in ("bool", "bool_")
     return is_flag or (isinstance(value, int) and value in (0, 1))
 
 
-def is_whole(value: object, least: float = 1) -> bool:
-    """Returns whether a value is a whole number, of Python or NumPy, and not too small.
+def is_integer(value: object) -> TypeGuard[int]:
+    """Returns whether a value is an integer, of Python or NumPy; a bool is none.
+
+    Args:
+      value: anything.
+    """
+    # Python takes a bool for an int, so that steps=True would be a single step.
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_whole(value: object, least: int = 1) -> bool:
+    """Returns whether a value is an integer that is not too small.
 
     Args:
       value: anything.
       least: the smallest number that is right.
     """
-    # Python takes a bool for an int, so that steps=True would be a single step.
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+    return is_integer(value) and int(value) >= least
 
 
 def is_real(value: object) -> TypeGuard[float]:

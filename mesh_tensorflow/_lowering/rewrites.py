@@ -32,7 +32,7 @@ Nothing marks an operation as part of an update; they are found backward from th
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Optional, TypeAlias, TypeGuard
+from typing import Any, NamedTuple, Optional, TypeAlias
 
 from mesh_tensorflow._core.graph import Graph, Mesh
 from mesh_tensorflow._core.layout import WEIGHTS_TOO, StoredLayout, StoredName, plain_shape
@@ -49,7 +49,7 @@ from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._watching import tell_lowering_error
 from mesh_tensorflow.ops._control.control import Depend
 from mesh_tensorflow.ops._control.gradients import DelayOperation, usable
-from mesh_tensorflow.ops._control.while_loop import WhileLoopOperation
+from mesh_tensorflow.ops._control.while_loop import WhileLoopOperation, is_of_microbatches
 from mesh_tensorflow.ops._elementwise.slicewise import GenericGradOperation
 from mesh_tensorflow.ops._movement.reshape import ReshapeOperation
 from mesh_tensorflow.ops._movement.split_concat import StackOperation, UnstackOperation
@@ -299,7 +299,9 @@ class StoredNames(NamedTuple):
     sums: dict[Tensor, Names]
 
 
-def stored_names(graph: Graph, impls: Mapping[Mesh, MeshImpl]) -> StoredNames:
+def stored_names(
+    graph: Graph, impls: Mapping[Mesh, MeshImpl], early_on: Collection[Mesh]
+) -> StoredNames:
     """Returns the names of variables as they are stored, and of what updates them.
 
     An update consists of the operations between the gradient of a weight, the slots, and the
@@ -308,8 +310,9 @@ def stored_names(graph: Graph, impls: Mapping[Mesh, MeshImpl]) -> StoredNames:
     Args:
       graph: a Graph.
       impls: from a Mesh to its MeshImpl, which has a `stored_layout`; not all meshes of the graph.
+      early_on: those of them on which each gradient is split before the next one is computed.
     """
-    finder = _Finder(graph, impls)
+    finder = _Finder(graph, impls, early_on)
     # Weights first: their slots, which are not trainable, are then found by way of the updates.
     for v in sorted(graph.all_variables, key=lambda v: not v.trainable):
         if v.mesh in impls and v not in finder.stored:
@@ -342,9 +345,14 @@ def stored_shapes(graph: Graph, impls: Mapping[Mesh, MeshImpl]) -> dict[Variable
     laid_out = {m: i for m, i in impls.items() if getattr(i, "stored_layout", None) is not None}
     # Once the graph has been rewritten, its variables tell their stored shapes themselves.
     if laid_out and graph.stored_layouts is None and not graph.is_stacked:
-        for v, names in stored_names(graph, laid_out).variables.items():
+        for v, names in stored_names(graph, laid_out, _early_on(laid_out)).variables.items():
             shapes[v] = renamed(v.shape, names)
     return shapes
+
+
+def _early_on(impls: Mapping[Mesh, MeshImpl]) -> set[Mesh]:
+    """Returns the meshes on which each gradient is split before the next one is computed."""
+    return {mesh for mesh, impl in impls.items() if impl.stored_layout.is_early}  # type: ignore[union-attr]
 
 
 def renamed(shape: Shape, names: Names) -> Shape:
@@ -377,8 +385,10 @@ class _Delays(Walk):
 class _Finder:
     """Finds, from each weight, its update and its slots."""
 
-    def __init__(self, graph: Graph, impls: Mapping[Mesh, MeshImpl]):
-        self._impls = impls
+    def __init__(
+        self, graph: Graph, impls: Mapping[Mesh, MeshImpl], early_on: Collection[Mesh]
+    ) -> None:
+        self._impls, self._early_on = impls, early_on
         self.stored: dict[Variable, Names] = {}
         self.updates: dict[Operation, Names] = {}
         self.sums: dict[Tensor, Names] = {}
@@ -406,7 +416,7 @@ class _Finder:
         """Names the dimensions of gradients that a loop over microbatches sums in parts."""
         impl = self._impls[op.mesh]
         layout: StoredLayout = impl.stored_layout  # type: ignore[assignment]
-        if not isinstance(op, WhileLoopOperation) or not layout.is_early:
+        if not is_of_microbatches(op) or op.mesh not in self._early_on:
             return
         for i, v in op.gradient_sums.items():
             names = layout.names(v.shape, impl)
@@ -492,10 +502,11 @@ def rewrite_stored_layouts(graph: Graph, mesh_to_impl: Mapping[Mesh, MeshImpl]) 
             "again, in a new mtf.Graph, to lower it with other variable_layout or zero"
         )
     graph.stored_layouts = layouts
-    names = stored_names(graph, {mesh: mesh_to_impl[mesh] for mesh in layouts})
-    waits = {mesh for mesh in layouts if _can_wait(mesh_to_impl[mesh])}
-    early = {mesh for mesh, layout in layouts.items() if layout.is_early}
-    _Rewriter(graph, names, waits, early).rewrite()
+    impls = {mesh: mesh_to_impl[mesh] for mesh in layouts}
+    early_on = _early_on(impls)
+    names = stored_names(graph, impls, early_on)
+    waits = {mesh for mesh, impl in impls.items() if _can_wait(impl)}
+    _Rewriter(graph, names, waits, early_on).rewrite()
 
 
 def _can_wait(impl: MeshImpl) -> bool:
@@ -510,7 +521,7 @@ class _Rewriter:
         graph: Graph,
         names: StoredNames,
         waits: Collection[Mesh],
-        early: Collection[Mesh],
+        early_on: Collection[Mesh],
         loop: Optional[WhileLoopOperation] = None,
     ):
         """Creates a _Rewriter.
@@ -519,10 +530,10 @@ class _Rewriter:
           graph: a Graph.
           names: the names of variables, of the operations of updates, and of gradients in loops.
           waits: the meshes on which operations can wait for others.
-          early: the meshes on which gradients are scattered as soon as they are there.
+          early_on: the meshes on which gradients are scattered as soon as they are there.
           loop: a loop over microbatches, whose body is rewritten in place of the graph.
         """
-        self._graph, self._waits, self._early_on = graph, waits, early
+        self._graph, self._waits, self._early_on = graph, waits, early_on
         self._names, self._loop = names, loop
         self._stored, self._updates = names.variables, names.updates
         self._operations: list[Operation] = []
@@ -621,7 +632,7 @@ class _Rewriter:
             for each in with_inner_operations(op.inner_operations):
                 each.replace_inputs(changed)
         self._operations.append(op)
-        if self._is_of_microbatches(op):
+        if is_of_microbatches(op) and op.mesh in self._early_on:
             self._microbatches(op)
         if own:
             for y in op.outputs:
@@ -636,14 +647,10 @@ class _Rewriter:
 
     def _gathered_within(self, op: Operation) -> set[Tensor]:
         """Returns the weights that a loop over microbatches gathers in each iteration."""
-        if not self._is_of_microbatches(op):
+        if not is_of_microbatches(op) or op.mesh not in self._early_on:
             return set()
         # What an iteration hands out as it is has the names of the model.
         return {x for x in op.inputs if x in self._weights} - {*op.body_outputs}
-
-    def _is_of_microbatches(self, op: Operation) -> TypeGuard[WhileLoopOperation]:
-        loop = isinstance(op, WhileLoopOperation) and bool(op.gradient_sums)
-        return loop and op.mesh in self._early_on
 
     def _microbatches(self, loop: WhileLoopOperation) -> None:
         """Rewrites the body of a loop over microbatches, which sums parts of gradients."""

@@ -33,7 +33,11 @@ from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.auto_mtf.valid_layouts import LayoutValidator, MeshSizes
 from mesh_tensorflow.layers._blocked_operation import Blocked
 from mesh_tensorflow.ops._control.gradients import CustomGradientOperation, DelayOperation
-from mesh_tensorflow.ops._control.while_loop import WhileGradientOperation, WhileLoopOperation
+from mesh_tensorflow.ops._control.while_loop import (
+    WhileGradientOperation,
+    WhileLoopOperation,
+    is_of_microbatches,
+)
 from mesh_tensorflow.ops._movement.reshape import ReshapeOperation
 from mesh_tensorflow.ops._variables.variable import Assign, Variable
 from mesh_tensorflow.signal._fft import FourierOperation
@@ -475,7 +479,7 @@ def find_updates(graph: Graph, early: bool) -> Updates:
       graph: an mtf.Graph.
       early: whether each gradient is split before the next one is computed.
     """
-    impls, seen = {}, _AnyStored(early)
+    impls, seen = {}, _AnyStored(WEIGHTS_TOO, LayoutRules([]), _STORE)
     for mesh in dict.fromkeys(op.mesh for op in graph.operations):
         # A mesh of two dimensions: one splits the batch, so that gradients are partial sums as in
         # training, and over the other one anything may be stored.
@@ -484,24 +488,18 @@ def find_updates(graph: Graph, early: bool) -> Updates:
         impl: MeshImpl = MeshImpl(Shape([(_DATA, parts), (_STORE, 2)]), rules)
         impl.stored_layout = seen
         impls[mesh] = impl
-    found = stored_names(graph, impls)
+    found = stored_names(graph, impls, early_on=impls if early else ())
     weight_of = seen.weights({**found.variables, **found.updates})
     updates = Updates(weight_of, {}, seen.weights(found.sums))
     gathers = _gathers(graph.operations, updates, early)
     return dataclasses.replace(updates, gathers=gathers)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class _AnyStored(StoredLayout):
     """Stores variables in parts along any dimension, and remembers the shapes."""
 
-    def __init__(self, is_early: bool) -> None:
-        super().__init__(WEIGHTS_TOO, LayoutRules([]), _STORE)
-        # The parent is a frozen dataclass.
-        object.__setattr__(self, "shapes", {})
-        object.__setattr__(self, "is_early", is_early)
-
-    shapes: dict[str, Shape]
-    is_early: bool = True
+    shapes: dict[str, Shape] = dataclasses.field(default_factory=dict)
 
     def names(self, shape: Shape, mesh_impl: MeshImpl) -> dict[str, StoredName]:
         """Returns a name that tells the shape, for each dimension."""
@@ -552,16 +550,6 @@ def takes_again(op: Operation) -> bool:
     return of is not None and not op.inner_operations
 
 
-def gathered_within(op: Operation) -> Sequence[Operation]:
-    """Returns the body of a loop over microbatches, if it gathers weights in each of them.
-
-    Args:
-      op: an Operation; the result is empty for all others.
-    """
-    loop = isinstance(op, WhileLoopOperation) and op.gradient_sums
-    return op.body_operations if loop else ()  # type: ignore[attr-defined]
-
-
 def _gathers(operations: Iterable[Operation], updates: Updates, early: bool) -> dict[Tensor, float]:
     """Returns how often weights, and gradients in parts, are gathered."""
     weight_of = updates.weight_of
@@ -576,10 +564,11 @@ def _gathers(operations: Iterable[Operation], updates: Updates, early: bool) -> 
             readers.setdefault(x, set()).add((loop, takes_again(op)))
 
     for op in operations:
-        for inner in gathered_within(op) if early else ():
-            read(inner, op)
+        if early and is_of_microbatches(op):
+            for inner in op.body_operations:
+                read(inner, op)
         # Updates work on the parts, and need no whole weight.
-        if not (op in weight_of or isinstance(op, Assign) or (early and gathered_within(op))):
+        elif not (op in weight_of or isinstance(op, Assign)):
             read(op, None)
 
     def times(loop: Optional[Operation]) -> float:

@@ -25,7 +25,6 @@ from mesh_tensorflow.auto_mtf._space import (
     Storing,
     Updates,
     Weight,
-    gathered_within,
     takes_again,
 )
 from mesh_tensorflow.auto_mtf.graph_interface import (
@@ -34,6 +33,7 @@ from mesh_tensorflow.auto_mtf.graph_interface import (
     live_names,
     memory_changes,
 )
+from mesh_tensorflow.ops._control.while_loop import is_of_microbatches
 from mesh_tensorflow.ops._variables.variable import Assign, Variable
 
 __all__ = ["DimensionSet", "LiveMemory", "live_memory", "peak_memory"]
@@ -495,7 +495,7 @@ class ResidentMemory(LiveMemory):
             # A gradient is split before the update reads it.
             end, kind, weight = "/part", "gradients", weight_of[op]
             stored = tuple(sorted(x.shape.dimension_names))
-        elif self._storing.early and gathered_within(op):
+        elif self._storing.early and is_of_microbatches(op):
             return None  # in each iteration
         elif x in self._updates.sums:
             end, kind, weight = "/whole", "gathered", self._updates.sums[x]
@@ -556,7 +556,7 @@ class ResidentMemory(LiveMemory):
         By the place of the first operation that reads one: the copy, with the place of the last.
         """
         spans: dict[Block, list[int]] = {}
-        for i, op in enumerate(operations if gathered_within(loop) else ()):
+        for i, op in enumerate(operations if is_of_microbatches(loop) else ()):
             for x in op.inputs:
                 if x in self._updates.gathers and self._storing.weights_too:
                     copy = self._whole_weight(x, op)

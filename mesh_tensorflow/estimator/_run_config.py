@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.errors import is_real, is_whole
+from mesh_tensorflow._core.errors import is_integer, is_real
 from mesh_tensorflow._processes.processes import (
     check_addresses,
     processes,
@@ -196,7 +195,7 @@ def _at_least(least: int) -> Callable[[str, object], None]:
 
 
 def _check_integer(name: str, value: object) -> None:
-    if not is_whole(value, -math.inf):
+    if not is_integer(value):
         raise ValueError(f"RunConfig: {name} is {value!r}; it should be an integer")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._core.errors import dims_text, is_real
+from mesh_tensorflow._core.errors import dims_text, is_flag, is_real
 from mesh_tensorflow._core.operation import check_fractions
 
 # -- frequencies of longer sequences than a model was trained for
@@ -209,7 +209,7 @@ class RotaryEmbedding:
             values = list(value) if is_list else [value]
             is_right, kind = all(map(_is_number, values)), "above 0, and finite"
             if name == "truncate":
-                is_right, kind = isinstance(value, bool), "true or false"
+                is_right, kind = is_flag(value), "true or false"
             if not is_right:
                 raise ValueError(
                     f"RotaryEmbedding: {name}={value!r} of the scaling {self.scaling_type!r} must "

@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._calls import arguments_of, names_taken
-from mesh_tensorflow._core.errors import check_bool, check_choice, check_whole
+from mesh_tensorflow._core.errors import check_choice, check_flag, check_whole
 from mesh_tensorflow._core.layout import LayoutLike
 from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow._huggingface import Folder, read_json
@@ -207,7 +207,7 @@ class LanguageModel(Pretrained):
         sampling = Sampling(
             max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed
         )
-        check_bool("generate", "details", details)
+        check_flag("generate", "details", details)
         search = Search(num_beams, length_penalty, early_stopping, num_return_sequences)
         ends = self._ends_of(stop)
         check_search(search, sampling)
@@ -624,7 +624,7 @@ def from_pretrained(
     arguments = dict(locals())
     what = "from_pretrained"
     check_path(what, path, "folder or of a GGUF file")
-    check_bool(what, "progress", progress)
+    check_flag(what, "progress", progress)
     path = os.fspath(path)
     place = place_of(what, **arguments_of(place_of, arguments), shows=progress)
     pipeline = place.pipeline(what, **arguments_of(place.pipeline, arguments))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import numbers
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
-from mesh_tensorflow._core.errors import check_bool, check_whole, is_whole, reason, warn_once
+from mesh_tensorflow._core.errors import check_flag, check_whole, is_integer, reason, warn_once
 from mesh_tensorflow.models._tokenizer import Tokenizer
 
 # A JSONL file, or its lines.
@@ -50,7 +49,7 @@ def rows_of(
       ValueError: there are no examples, or one is of no such form.
     """
     check_whole("examples", "length", length, least=2, most=_LONGEST)
-    check_bool("examples", "pack", pack)
+    check_flag("examples", "pack", pack)
     rows: list[list[_Example]] = []
     room = number_cut = 0
     for where, example in _read(examples):
@@ -144,7 +143,7 @@ def _is_weight(value: object) -> bool:
 
 
 def _is_id(value: object) -> bool:
-    return is_whole(value, -math.inf)  # of which vocabulary is not known here
+    return is_integer(value)  # of which vocabulary is not known here
 
 
 def _numbers(where: str, name: str, given: Any, is_right: Callable[[object], bool]) -> list[Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Optional
 
-from mesh_tensorflow._core.errors import first_names, is_real, is_whole, slip
+from mesh_tensorflow._core.errors import first_names, is_flag, is_real, is_whole, slip
 
 
 class Weight(NamedTuple):
@@ -93,10 +93,6 @@ def _is_positive(value: object) -> bool:
 
 def _is_coefficient(value: object) -> bool:
     return is_real(value) and 0 <= value < math.inf
-
-
-def _is_bool(value: object) -> bool:
-    return isinstance(value, bool)
 
 
 class Config:
@@ -202,7 +198,7 @@ class Config:
         Raises:
           ValueError: it is something else.
         """
-        return self._of_kind(name, default, _is_bool, "neither true nor false")
+        return bool(self._of_kind(name, default, is_flag, "neither true nor false"))
 
     def multiple(self, name: str, divisor: str) -> int:
         """Returns a field that is a multiple of another one, both of them positive integers.

@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._calls import names_taken
-from mesh_tensorflow._core.errors import check_bool, check_whole, is_real
+from mesh_tensorflow._core.errors import check_flag, check_whole, is_real
 from mesh_tensorflow._processes.processes import processes
 from mesh_tensorflow.models import _lora
 from mesh_tensorflow.models._examples import Examples, questions_of
@@ -114,7 +114,7 @@ def finetune(
     """
     _check(model, lora, batch_size, steps, epochs)
     for name, flag in (("exact_match", exact_match), ("recompute", recompute)):
-        check_bool("finetune", name, flag)
+        check_flag("finetune", name, flag)
     if eval_examples is not None and not isinstance(eval_examples, (str, os.PathLike)):
         eval_examples = list(eval_examples)  # they are gone through twice
     adapters, begin = _adapters_of(model._form, lora, freeze, options.get("seed", 0))

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._core.errors import check_bool, check_choice, check_whole
+from mesh_tensorflow._core.errors import check_choice, check_flag, check_whole
 from mesh_tensorflow._core.layout import LayoutLike, convert_to_layout_rules
 from mesh_tensorflow._core.shape import ShapeLike, convert_to_shape
 from mesh_tensorflow._mesh.devices import device_spec
@@ -359,7 +359,7 @@ def place_of(
     shape = convert_to_shape(mesh_shape)
     if shape is None:
         raise ValueError(f"{what}: mesh_shape=None is no mesh; leave it out for one processor")
-    check_bool(what, "uneven", uneven)
+    check_flag(what, "uneven", uneven)
     stored: dict[str, Any] = {"zero": zero, "zero_axis": zero_axis}
     if mesh_impl is not None:
         check_choice(what, "mesh_impl", mesh_impl, MESH_IMPLS)

@@ -167,7 +167,7 @@ def _check_case(make_impl: MakeImpl, case: Case, most_layouts: int) -> None:
             _lowered(make_impl, _MESH, text, program.mesh, program.targets) for text in texts
         ]
         with harness.session() as session:
-            results = session.run([low.exports for low in lowered], program.feed)
+            results = harness.values_of(session, lowered, program.feed)
         check_results(program, case.dtypes[0], results[0])
         tolerance = case.tolerance * TOLERANCE[case.dtypes[0]]
         for low, values in zip(lowered, results):

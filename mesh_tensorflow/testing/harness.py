@@ -6,7 +6,7 @@ import collections
 import contextlib
 import itertools
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -45,6 +45,7 @@ __all__ = [
     "separate_memories",
     "session",
     "splittable",
+    "values_of",
 ]
 
 MESHES = ["x:2", "x:2,y:2"]
@@ -465,6 +466,22 @@ def lower_with(
     counted = collectives_of((kind, Cost(collectives=(c,))) for kind, _, c in lowering.collectives)
     predicted = collectives_of(walk(graph.operations, impl, targets).costs)
     return Lowered(placing, lowering, exports, counted, predicted)
+
+
+def values_of(
+    session: tf.Session, lowered: Iterable[Lowered], feed: Mapping[Any, Any]
+) -> list[list[np.ndarray]]:
+    """Returns the values of what lowered programs export, with initial values of variables.
+
+    Args:
+      session: a tf.Session.
+      lowered: lowered programs, in one tf graph.
+      feed: a dictionary from placeholders to arrays.
+    """
+    lowered = list(lowered)
+    session.run(tf.global_variables_initializer())
+    session.run([low.lowering.copy_masters_to_slices() for low in lowered])
+    return session.run([low.exports for low in lowered], feed)
 
 
 # -- comparing

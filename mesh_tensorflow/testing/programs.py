@@ -97,7 +97,7 @@ class Program:
         """Runs the program; returns the lowered program and its values for each placing."""
         lowered = [harness.lower(self.graph, self.mesh, p, self.targets) for p in placings]
         with harness.session() as session:
-            values = session.run([low.exports for low in lowered], self.feed)
+            values = harness.values_of(session, lowered, self.feed)
         return list(zip(lowered, values))
 
 

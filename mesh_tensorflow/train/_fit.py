@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._calls import arguments_of, names_taken
 from mesh_tensorflow._core.errors import (
-    check_bool,
+    check_flag,
     check_whole,
     did_you_mean,
     is_real,
@@ -486,9 +486,9 @@ def _check_numbers(**numbers: Any) -> None:
 
 def _check_flags_and_paths(arguments: Mapping[str, Any]) -> None:
     """Raises ValueError for arguments that are neither true nor false, or no paths."""
-    flags = ("norms", "simd", "uneven", "save_in_background", "init_strict", "init_shrink")
-    for name in (*flags, "shuffle", "progress"):
-        check_bool("fit", name, arguments[name])
+    for name, kind in fit.__annotations__.items():
+        if kind in (bool, "bool"):
+            check_flag("fit", name, arguments[name])
     for name in ("directory", "logdir"):
         if not isinstance(arguments[name], (str, os.PathLike, type(None))):
             raise ValueError(

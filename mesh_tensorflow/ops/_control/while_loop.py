@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Optional
+from typing import Any, Optional, TypeGuard
 
 import tensorflow.compat.v1 as tf
 
@@ -649,6 +649,18 @@ class WhileLoopOperation(_LoopOperation):
     def _enter(self, lowering: mtf.Lowering, values: Sequence[Any]) -> None:
         for placeholder, value in zip(self.placeholders, values):
             lowering.set_tensor_lowering(placeholder, value)
+
+
+def is_of_microbatches(op: Operation) -> TypeGuard[WhileLoopOperation]:
+    """Returns whether an operation is a loop over microbatches.
+
+    Each iteration is a forward and a backward pass: where each gradient is split before the next
+    one is computed, it gathers weights that are in parts, and sums gradients in parts.
+
+    Args:
+      op: an Operation.
+    """
+    return isinstance(op, WhileLoopOperation) and bool(op.gradient_sums)
 
 
 def _is_drawn_or_read(op: Operation) -> bool:

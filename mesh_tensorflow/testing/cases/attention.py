@@ -1,14 +1,13 @@
 """Cases of attention: as layers, and by blocks."""
 
 import functools
-from unittest import mock
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 from scipy import special
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.testing.cases.table import FLOATS, case, dim, dims
+from mesh_tensorflow.testing.cases.table import FLOATS, case, dim, dims, given
 
 __all__ = ["CASES", "attend", "causal", "hide"]
 
@@ -22,10 +21,8 @@ _QKVO = "qkvo:4 heads:4 io:8 kv:4"
 
 def _with_weights(weights, fn, *args, **kwargs):
     """Calls a layer with an input of the case in place of its variable, qkvo."""
-    module = mtf.ops_with_redefined_builtins
     # Halved, as logits of larger weights would leave a softmax with one position and no slope.
-    with mock.patch.object(module, "get_variable", lambda *_, **__: weights * 0.5):
-        return fn(*args, **kwargs)
+    return given(lambda: fn(*args, **kwargs), qkvo=weights * 0.5)
 
 
 # -- in NumPy; positions are the last axis but one, and weights are [heads, io, kv]

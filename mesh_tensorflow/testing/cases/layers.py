@@ -1,43 +1,22 @@
 """Layers other than attention, with inputs in place of their variables."""
 
-from unittest import mock
-
 import numpy as np
 import tensorflow.compat.v1 as tf
 from scipy import special
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.testing.cases.table import FLOATS, case, convolved, dim, dims
+from mesh_tensorflow.testing.cases.table import FLOATS, case, convolved, dim, dims, given
 
 __all__ = ["CASES"]
 
 _LAYERS = mtf.layers
 
 
-def _given(fn, **variables):
-    """Calls a layer with Tensors in place of its variables, keyed by the last part of their names.
-
-    An assignment returns the assigned value.
-    """
-    def get(mesh, name, shape, **kwargs):
-        x = variables[name.rpartition("/")[2]]
-        # Layers with several variables of one name ask for them one after another.
-        x = x.pop(0) if isinstance(x, list) else x
-        assert x.shape == mtf.Shape(shape), (name, x.shape, shape)
-        return x
-
-    def assign(variable, value, **kwargs):
-        return value
-
-    with mock.patch.multiple(mtf.ops_with_redefined_builtins, get_variable=get, assign=assign):
-        return fn()
-
-
 # -- dense
 
 
 def _dense(x, w, b, *args, **kwargs):
-    return _given(lambda: _LAYERS.dense(x, *args, **kwargs), kernel=w, bias=b)
+    return given(lambda: _LAYERS.dense(x, *args, **kwargs), kernel=w, bias=b)
 
 
 def _experts(x, w, b):
@@ -49,11 +28,11 @@ def _product(x, w, v, b, u):
     def layer():
         return _LAYERS.dense_product(x, dims("b"), dim("g"), ["sigmoid", None])
 
-    return _given(layer, kernel=[w, v], bias=[b, u])
+    return given(layer, kernel=[w, v], bias=[b, u])
 
 
 def _dense_relu_dense(x, wi, wo):
-    return _given(lambda: _LAYERS.dense_relu_dense(x, dim("g"), True), kernel=[wi, wo])
+    return given(lambda: _LAYERS.dense_relu_dense(x, dim("g"), True), kernel=[wi, wo])
 
 
 def _np_dense_relu_dense(x, wi, wo):
@@ -83,7 +62,7 @@ _DENSE = [
 
 
 def _layer_norm(x, scale, bias):
-    return _given(lambda: _LAYERS.layer_norm(x, dim("b"), 1e-3),
+    return given(lambda: _LAYERS.layer_norm(x, dim("b"), 1e-3),
                   layer_norm_scale=scale, layer_norm_bias=bias)
 
 
@@ -92,26 +71,32 @@ def _np_normal(x, axes):
     return centered / np.sqrt((centered**2).mean(axes, keepdims=True) + 1e-3)
 
 
-def _batch_norm(is_training, **kwargs):
-    def layer(x, scale, bias, mean, variance):
-        y, updates = _given(
-            lambda: _LAYERS.batch_norm(x, is_training, 0.9, 1e-3, **kwargs),
-            batch_norm_scale=scale, batch_norm_bias=bias, bn_moving_mean=mean,
-            bn_moving_variance=variance,
+def _batch_norm(**kwargs):
+    def layer(x, scale, bias):
+        y, updates = given(
+            lambda: _LAYERS.batch_norm(x, True, 0.9, 1e-3, **kwargs),
+            batch_norm_scale=scale, batch_norm_bias=bias,
         )
-        return [y, *updates]
+        # The updates subtract (1 - momentum) (average - statistic of the batch) from the average.
+        return [y, *(u.variables[0].value - 10.0 * u.inputs[0] for u in updates)]
 
     return layer
 
 
 def _np_batch_norm(axes):
-    def layer(x, scale, bias, mean, variance):
+    def layer(x, scale, bias):
         at = (slice(None), None) if axes == 1 else ()
-        y = _np_normal(x, axes) * scale[at] + bias[at]
-        # The updates subtract (1 - momentum) (average - statistic of the batch).
-        return [y, 0.1 * (mean - x.mean(axes)), 0.1 * (variance - x.var(axes))]
+        return [_np_normal(x, axes) * scale[at] + bias[at], x.mean(axes), x.var(axes)]
 
     return layer
+
+
+def _batch_norm_by_averages(x, scale, bias, mean, variance):
+    y, _ = given(
+        lambda: _LAYERS.batch_norm(x, False, 0.9, 1e-3), batch_norm_scale=scale,
+        batch_norm_bias=bias, bn_moving_mean=mean, bn_moving_variance=variance,
+    )
+    return y
 
 
 def _np_corr(x):
@@ -121,11 +106,10 @@ def _np_corr(x):
 _NORMALIZATION = [
     case("layer_norm", "a b, b, b", _layer_norm,
          lambda x, s, b: _np_normal(x, -1) * s + b, tolerance=3e-5),
-    case("batch_norm", "a s b, b, b, b, b", _batch_norm(True),
-         _np_batch_norm((0, 1)), tolerance=3e-5),
-    case("batch_norm_inner", "a s b, a b, a b, a b, a b",
-         _batch_norm(True, dims_idx_start=1, dims_idx_end=2), _np_batch_norm(1), tolerance=3e-5),
-    case("batch_norm_by_averages", "a s b, b, b, b, b/positive", _batch_norm(False),
+    case("batch_norm", "a s b, b, b", _batch_norm(), _np_batch_norm((0, 1)), tolerance=3e-5),
+    case("batch_norm_inner", "a s b, a b, a b",
+         _batch_norm(dims_idx_start=1, dims_idx_end=2), _np_batch_norm(1), tolerance=3e-5),
+    case("batch_norm_by_averages", "a s b, b, b, b, b/positive", _batch_norm_by_averages,
          lambda x, s, b, m, v: (x - m) / np.sqrt(v + 1e-3) * s + b),
     case("corr", "a b d", lambda x: _LAYERS.corr(x, dim("b")), _np_corr, tolerance=3e-5),
 ]
@@ -177,7 +161,7 @@ _LOSSES = [
 
 
 def _embedding(ids, w):
-    return _given(
+    return given(
         lambda: _LAYERS.embedding(ids, dim("b"), dim("d"), mtf.VariableDType()), embedding=w
     )
 
@@ -189,7 +173,7 @@ _EMBEDDING = [case("embedding", "a s/below16, b d", _embedding, lambda ids, w: w
 
 
 def _kernel(fn, *args, **kwargs):
-    return lambda x, k: _given(lambda: fn(x, *args, **kwargs), kernel=k)
+    return lambda x, k: given(lambda: fn(x, *args, **kwargs), kernel=k)
 
 
 def _spread(f, rates):
@@ -251,8 +235,8 @@ def _blocks(fn, *args, **kwargs):
     """A layer on blocks, with the two blocks dimensions in the second and third place."""
     def layer(x, k):
         names = ("h_blocks_dim", "w_blocks_dim") if "2d" in fn.__name__ else ("d_blocks_dim", "h_blocks_dim")
-        given = dict(zip(names, x.shape.dims[1:3]))
-        return _given(lambda: fn(x, *args, **given, **kwargs), kernel=k)
+        blocks = dict(zip(names, x.shape.dims[1:3]))
+        return given(lambda: fn(x, *args, **blocks, **kwargs), kernel=k)
 
     return layer
 
@@ -263,7 +247,7 @@ def _separable(x, depth, point, bias, last, **kwargs):
     def layer():
         return _LAYERS.separable_conv1d(x, dim("f"), -1, 0, kernel_depth_weights=weights, **kwargs)
 
-    return _given(layer, kernel=point, bias=[bias, last])
+    return given(layer, kernel=point, bias=[bias, last])
 
 
 def _np_separable(x, depth, point, bias, last, dilation=1):

@@ -12,9 +12,10 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.ops._variables.variable import adapting
 
 __all__ = [
-    "ALL", "FLOATS", "INT", "SIZES", "WIDE", "Case", "aligned", "case", "convolved", "dim", "dims", "input_data", "on", "shape", "wide",
+    "ALL", "FLOATS", "INT", "SIZES", "WIDE", "Case", "aligned", "case", "convolved", "dim", "dims", "given", "input_data", "on", "shape", "wide",
 ]
 
 # Sizes of the dimensions that cases name by a letter; most are divisible by 8 processors.
@@ -40,6 +41,33 @@ def dims(names: str) -> list[mtf.Dimension]:
 def shape(names: str) -> mtf.Shape:
     """Returns the shape of a string such as "a b c:4"."""
     return mtf.Shape(dims(names))
+
+
+class _Given:
+    """Inputs of a case as what a layer computes with in place of its variables."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+
+    def trains(self, name: str) -> bool:
+        """Returns False: a case has the gradients of its inputs."""
+        return False
+
+    def adapted(
+        self, full_name: str, name: str, value: mtf.Tensor, dtype: mtf.VariableDType
+    ) -> mtf.Tensor:
+        """Returns the input of a variable's name; without one, the variable's own value."""
+        x = self._values.get(full_name.rpartition("/")[2], value)
+        # Layers with several variables of one name ask for them one after another.
+        x = x.pop(0) if isinstance(x, list) else x
+        assert x.shape == value.shape, (full_name, x.shape, value.shape)
+        return x
+
+
+def given(layer: Callable[[], Any], **variables: Any) -> Any:
+    """Calls a layer with Tensors in place of its variables, by the last part of their names."""
+    with adapting(_Given(variables)):
+        return layer()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
@@ -15,7 +14,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import estimator as mtf_estimator
 from mesh_tensorflow._calls import arguments_of
-from mesh_tensorflow._core.errors import WrongTypeError, is_whole
+from mesh_tensorflow._core.errors import WrongTypeError, is_integer
 from mesh_tensorflow._mesh.devices import set_cpus
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._paths import readable
@@ -496,13 +495,9 @@ def export_model(
 # -- arguments of `run`, and their checks
 
 
-def _is_number(value: object) -> bool:
-    return is_whole(value, -math.inf)
-
-
 def _is_batch_size(value: object) -> bool:
     pair = isinstance(value, tuple) and [type(part) for part in value] == [str, int]
-    return pair or _is_number(value)
+    return pair or is_integer(value)
 
 
 def _is_function(value: object) -> bool:
@@ -511,7 +506,7 @@ def _is_function(value: object) -> bool:
 
 # What gin may have bound: arguments, whether a value is right, and what it should be.
 _KINDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("train_steps", lambda v: callable(v) or _is_number(v), "a number of steps"),
+    ("train_steps", lambda v: callable(v) or is_integer(v), "a number of steps"),
     ("batch_size", _is_batch_size, 'a number or a pair such as ("tokens_per_batch", 4096)'),
     ("optimizer", _is_function, "a class such as @optimize.AdafactorOptimizer"),
     ("train_dataset_fn", _is_function, "a function such as @training_data"),
