@@ -486,9 +486,8 @@ _SMALL = 4_000_000
 _FEW_ROWS = 8
 _BATCHES = (tf.float32, tf.float64, tf.bfloat16)  # the dtypes that have a kernel on all devices
 
-# Of so many rows, products with a kernel are faster as batches of one, for which oneDNN has newer
-# code than for matrices; of a single row, by the kernel that oneDNN does not replace
-# (benchmarks/product_rate.py --few_rows).
+# Of more than one and up to so many rows, as in steps of decoding, a product with a kernel is
+# faster as a batch of one: oneDNN has newer code for batches than for matrices.
 _ROWS_OF_STEPS = 64
 
 # Large products of two matrices for which tf.matmul is still faster; with a transposed right
@@ -557,12 +556,12 @@ def contract(equation: str, *slices: tf.Tensor) -> tf.Tensor:
         list_product(size[c] for c in part)
         for part in (plan.left_free, plan.contracted, plan.right_free)
     )
-    is_step = left <= _ROWS_OF_STEPS < min(inner, right) and slices[0].dtype == tf.float32
-    if is_step and not plan.transpose_left and tf.float32 == slices[1].dtype:
-        y = _few_rows(
-            reshaped(slices[0], [left, inner]),
-            reshaped(slices[1], _matrix(inner, right, plan.transpose_right)),
-            plan.transpose_right,
+    is_step = 1 < left <= _ROWS_OF_STEPS < min(inner, right) and not plan.transpose_left
+    if is_step and all(x.dtype == tf.float32 for x in slices):
+        y = tf.raw_ops.BatchMatMulV2(
+            x=reshaped(slices[0], [left, inner]),
+            y=reshaped(slices[1], _matrix(inner, right, plan.transpose_right)),
+            adj_y=plan.transpose_right,
         )
         return reshaped(y, [size[c] for c in plan.left_free + plan.right_free])
     # A single row, as in decoding, is multiplied as fast as the matrix is read.
@@ -580,19 +579,6 @@ def contract(equation: str, *slices: tf.Tensor) -> tf.Tensor:
     )
     sizes = [size[c] for c in plan.left_free + plan.right_free]
     return y if sizes == [left, right] else remember_reshaped(y, sizes)
-
-
-def _few_rows(x: tf.Tensor, kernel: tf.Tensor, transposed: bool) -> tf.Tensor:
-    """Returns the product of a few rows and a matrix, as in a step of decoding.
-
-    Args:
-      x: a tf.Tensor [rows, inputs].
-      kernel: a tf.Tensor [inputs, outputs].
-      transposed: whether that is [outputs, inputs].
-    """
-    if x.shape[0] == 1:
-        return tf.raw_ops.BatchMatMulV3(x=x, y=kernel, Tout=x.dtype, adj_y=transposed)
-    return tf.raw_ops.BatchMatMulV2(x=x, y=kernel, adj_y=transposed)
 
 
 def _few_rows_of_each(
