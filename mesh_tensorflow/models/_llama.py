@@ -121,8 +121,7 @@ def form_of(config: Config) -> Form:
     windows = _windows(config, decoder.blocks, unturned)
     # Phi 4 mini turns a part of the channels.
     rotary = {w: rotary_of(config, decoder.d_kv, partial=kind == "phi3") for w in windows}
-    found = {"windows": windows, "rotary": rotary, "unturned": unturned}
-    return dataclasses.replace(decoder, **found).form
+    return dataclasses.replace(decoder, windows=windows, rotary=rotary, unturned=unturned).form
 
 
 def _unturned(config: Config, blocks: int) -> list[int]:

@@ -35,9 +35,10 @@ def query_position(context: Context) -> mtf.Tensor:
 
 def _so_far(context: Context) -> mtf.Tensor:
     """Returns how many positions the longest row has up to this call, a scalar."""
-    first = context.mode == "first_part" and context.initial_position is not None
-    # After the given ids, of which rows have different numbers, there is the first step's.
-    last = context.initial_position if first else query_position(context)
+    last = query_position(context)
+    if context.mode == "first_part" and context.initial_position is not None:
+        # After the given ids, of which rows have different numbers, there is the first step's.
+        last = context.initial_position
     size = getattr(context, "states_length", None) or context.length_dim.size
     # A row that only fills up a batch is full from the beginning.
     last = mtf.where(mtf.less(last, size), last, mtf.zeros_like(last))
