@@ -4,10 +4,10 @@
     python benchmarks/product_rate.py --few_rows
 
 The second shows products of few rows with the kernels of SmolLM2-135M, as steps of decoding have
-them, in several forms, beside how fast two threads read: as it is ([inputs, outputs]), by halves of
-the inputs, by TensorFlow's own kernel in place of oneDNN's, with a transposed kernel, and with that
-one on the left. Many kernels take turns, so that none stays in a cache; times are milliseconds of a
-product, of the fastest of four passes over them.
+them, in several forms, beside how fast two threads read: as it is ([inputs, outputs]), as a batch
+of one product, by halves of the inputs, by TensorFlow's own kernel in place of oneDNN's, with a
+transposed kernel, and with that one on the left. Many kernels take turns, so that none stays in a
+cache; times are milliseconds of a product, of the fastest of four passes over them.
 """
 
 import argparse
@@ -77,6 +77,7 @@ def forms() -> dict[str, tuple[bool, Callable[..., Any]]]:
 
     return {
         "as it is": (False, tf.matmul),
+        "batch": (False, lambda x, w: tf.raw_ops.BatchMatMulV2(x=x, y=w)),
         "halves": (False, halves),
         "own kernel": (False, lambda x, w: tf.raw_ops.BatchMatMulV3(x=x, y=w, Tout=x.dtype)),
         "transposed": (True, lambda x, w: tf.matmul(x, w, transpose_b=True)),

@@ -486,6 +486,10 @@ _SMALL = 4_000_000
 _FEW_ROWS = 8
 _BATCHES = (tf.float32, tf.float64, tf.bfloat16)  # the dtypes that have a kernel on all devices
 
+# Of more than one and up to so many rows, as in steps of decoding, a product with a kernel is
+# faster as a batch of one: oneDNN has newer code for batches than for matrices.
+_ROWS_OF_STEPS = 64
+
 # Large products of two matrices for which tf.matmul is still faster; with a transposed right
 # operand tf.einsum is.
 _LARGE = frozenset(["ab,bc->ac", "ab,ac->bc"])
@@ -552,6 +556,14 @@ def contract(equation: str, *slices: tf.Tensor) -> tf.Tensor:
         list_product(size[c] for c in part)
         for part in (plan.left_free, plan.contracted, plan.right_free)
     )
+    is_step = 1 < left <= _ROWS_OF_STEPS < min(inner, right) and not plan.transpose_left
+    if is_step and all(x.dtype == tf.float32 for x in slices):
+        y = tf.raw_ops.BatchMatMulV2(
+            x=reshaped(slices[0], [left, inner]),
+            y=reshaped(slices[1], _matrix(inner, right, plan.transpose_right)),
+            adj_y=plan.transpose_right,
+        )
+        return reshaped(y, [size[c] for c in plan.left_free + plan.right_free])
     # A single row, as in decoding, is multiplied as fast as the matrix is read.
     large = left * inner * right > _SMALL and min(left, right) > 1
     if large and equation not in _LARGE:

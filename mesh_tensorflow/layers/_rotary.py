@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Union
 
 import gin
 import numpy as np
@@ -20,6 +20,8 @@ from mesh_tensorflow._core.operation import check_fractions
 # frequencies, in radians a position, and a factor of sines and cosines.
 
 _Scaled = tuple[np.ndarray, float]
+# A number of positions; a Tensor where the program computes it, as in steps of decoding.
+Length = Union[int, mtf.Tensor, None]
 
 
 def _linear(frequencies: np.ndarray, base: float, numbers: Mapping[str, Any]) -> _Scaled:
@@ -68,6 +70,13 @@ def _yarn(frequencies: np.ndarray, base: float, numbers: Mapping[str, Any]) -> _
 _LENGTH = "original_max_position_embeddings"
 
 
+def _dynamic(frequencies: np.ndarray, base: float, numbers: Mapping[str, Any]) -> _Scaled:
+    # As far as a sequence is longer than those of training: with n times the positions, the factor
+    # is 1 + factor * (n - 1).
+    grown = max(1.0, (numbers["length"] or 0) / numbers[_LENGTH]) - 1.0
+    return _ntk(frequencies, base, {"factor": 1.0 + numbers["factor"] * grown})
+
+
 def _longrope(frequencies: np.ndarray, base: float, numbers: Mapping[str, Any]) -> _Scaled:
     # Each frequency has a divisor that was searched for; Ding et al., "LongRoPE: extending LLM
     # context window beyond 2 million tokens" (2024).
@@ -89,6 +98,7 @@ def _longrope(frequencies: np.ndarray, base: float, numbers: Mapping[str, Any]) 
 _SCALINGS: dict[str, tuple[Callable[..., _Scaled], list[str], list[str]]] = {
     "linear": (_linear, ["factor"], []),
     "ntk": (_ntk, ["factor"], []),
+    "dynamic": (_dynamic, ["factor", _LENGTH], []),
     "llama3": (_llama3, ["factor", "low_freq_factor", "high_freq_factor", _LENGTH], []),
     "yarn": (
         _yarn,
@@ -155,8 +165,8 @@ class RotaryEmbedding:
             of the turned ones apart, as in GPT-NeoX and Llama.
           scaling: how longer sequences than those of training are reached, as in `rope_scaling` of
             Hugging Face's configurations: "rope_type", one of "linear", "ntk" (a larger base),
-            "llama3", "yarn" and "longrope", and its numbers, such as {"rope_type": "linear",
-            "factor": 4.0}. None for no scaling.
+            "dynamic" (the same, by how long the sequence is), "llama3", "yarn" and "longrope", and
+            its numbers, such as {"rope_type": "linear", "factor": 4.0}. None for no scaling.
 
         Raises:
           ValueError: the scaling is of an unknown type, or lacks numbers; or a number is out of
@@ -222,12 +232,20 @@ class RotaryEmbedding:
                 f"must be below high_freq_factor={high!r}"
             )
 
+    def follows_length(self, length: int) -> bool:
+        """Returns whether the frequencies differ by how many of so many positions there are.
+
+        Args:
+          length: the most positions that the program has.
+        """
+        return self.scaling_type == "dynamic" and length > self.scaling[_LENGTH]
+
     def frequencies(self, size: int, *, length: Optional[int] = None) -> tuple[np.ndarray, float]:
         """Returns the radians a position of each pair, and the factor of sines and cosines.
 
         Args:
           size: the number of channels that are turned, an even number.
-          length: how many positions there are, for "longrope"; None for few.
+          length: how many positions there are, for "dynamic" and "longrope"; None for few.
 
         Returns:
           (a float64 array of size / 2, a number, 1.0 unless the scaling says otherwise).
@@ -244,7 +262,7 @@ class RotaryEmbedding:
         position: mtf.Tensor,
         dim: mtf.Dimension,
         *,
-        length: Optional[int] = None,
+        length: Length = None,
     ) -> mtf.Tensor:
         """Returns queries or keys, turned.
 
@@ -252,9 +270,9 @@ class RotaryEmbedding:
           x: a floating-point Tensor with dimensions [..., dim].
           position: an integer Tensor with dimensions of `x`, from 0.
           dim: the Dimension of the channels of `x`.
-          length: how many positions the program has, in decoding those of all steps. The scaling
-            "longrope" has other frequencies for more than `original_max_position_embeddings`; None
-            for few.
+          length: how many positions the program has, in decoding those of all steps; with the
+            scaling "dynamic" also an int32 scalar, those up to this step. "dynamic" and "longrope"
+            have other frequencies for more than `original_max_position_embeddings`; None for few.
 
         Returns:
           A Tensor of the shape and dtype of `x`.
@@ -277,7 +295,7 @@ class RotaryEmbedding:
         dim: mtf.Dimension,
         dtype: tf.DType,
         *,
-        length: Optional[int] = None,
+        length: Length = None,
     ) -> Turns:
         """Returns what queries and keys at positions are multiplied by.
 
@@ -297,10 +315,17 @@ class RotaryEmbedding:
         inside = number < turned
         first = inside & (number // apart % 2 == 0)
         pair = number // 2 if self.interleaved else number % apart
-        frequencies, factor = self.frequencies(turned, length=length)
+        known = None if isinstance(length, mtf.Tensor) else length
+        frequencies, factor = self.frequencies(turned, length=known)
         radians = np.where(inside, frequencies[np.where(inside, pair, 0)], 0.0)
         # In float32, since bfloat16 has no 257; the tables are small.
         angle = mtf.to_float(position) * self._of_channels(position, radians, dim)
+        if isinstance(length, mtf.Tensor):
+            # As `_dynamic` does, whose divisors are powers of one number.
+            ratio = mtf.to_float(length) / float(self.scaling[_LENGTH])
+            grown = 1.0 + self.scaling["factor"] * (mtf.maximum(ratio, 1.0) - 1.0)
+            powers = self._of_channels(position, pair / max(1, turned / 2 - 1), dim)
+            angle *= mtf.exp(-mtf.log(grown) * powers)
         cosine = mtf.cos(angle) * self._of_channels(position, np.where(inside, factor, 1.0), dim)
         sine = mtf.sin(angle) * factor
         # (a, b) becomes (a cos - b sin, b cos + a sin). The other one of a pair comes by a shift,
@@ -314,7 +339,7 @@ class RotaryEmbedding:
         }
         return Turns(mtf.cast(cosine, dtype), shares)
 
-    def key(self, dim: mtf.Dimension, *, length: Optional[int] = None) -> Hashable:
+    def key(self, dim: mtf.Dimension, *, length: Length = None) -> Hashable:
         """Returns what `turns` depends on besides positions and the dtype.
 
         Args:
@@ -322,9 +347,11 @@ class RotaryEmbedding:
           length: how many positions the program has, as for a call.
         """
         turned = self._turned(dim)
-        frequencies, factor = self.frequencies(turned, length=length)
+        computed = length if isinstance(length, mtf.Tensor) else None
+        known = None if isinstance(length, mtf.Tensor) else length
+        frequencies, factor = self.frequencies(turned, length=known)
         # By value: each layer of a model may have an object of its own.
-        return dim, turned, self.interleaved, frequencies.tobytes(), factor
+        return dim, turned, self.interleaved, frequencies.tobytes(), factor, computed
 
     def turned(self, x: mtf.Tensor, dim: mtf.Dimension, turns: Turns) -> mtf.Tensor:
         """Returns queries or keys, turned.

@@ -92,7 +92,8 @@ class Decoder:
         "k_norm"; "ff_norm" and "ff_post_norm", "wi" (gated: "wi_0" and "wi_1") and "wo". Norms are
         there that have a name. "qkv" and "wi_0_1" are names of several in one tensor. With
         experts "{}" is their number in "wi_0", "wi_1" and "wo", and there are "router" and, of an
-        expert that all tokens go to, "shared_wi_0", "shared_wi_1", "shared_wo" and "shared_gate".
+        expert that all tokens go to, "shared_wi_0", "shared_wi_1", "shared_wo" and "shared_gate";
+        those of `dense` blocks are "dense_wi_0", "dense_wi_1" and "dense_wo".
       layer: how names of a layer begin, with "{}" for its number.
       blocks: the number of blocks, each of attention and feed-forward.
       d_model: the number of channels between layers.
@@ -110,6 +111,7 @@ class Decoder:
       qk_norm_over_heads: whether norms of queries and keys are over all heads.
       parallel: whether attention and feed-forward of a block have the same input, and are added.
       rotary: the RotaryEmbedding of each window, by the windows that blocks have; empty for none.
+      unturned: the numbers of blocks that have none, though others have.
       windows: how many positions the queries of each block see, their own the last; 0 for all.
       biases: the projections of attention that have biases, letters of "qkvo".
       ff_biases: whether feed-forward layers have biases.
@@ -123,6 +125,7 @@ class Decoder:
       transposed: whether files have kernels as [outputs, inputs], as PyTorch, which computes x W^T.
       by_heads: whether "qkv" has the three behind each other for each head, not as wholes.
       experts: the Experts of each block in place of its feed-forward layer, or None.
+      dense: the numbers of blocks that have a feed-forward layer, though others have experts.
       prefix: how names begin, or do not begin in some folders.
       ignored: a regular expression of names that folders may have beside the weights.
     """
@@ -146,6 +149,7 @@ class Decoder:
     qk_norm_over_heads: bool = False
     parallel: bool = False
     rotary: Mapping[int, RotaryEmbedding] = dataclasses.field(default_factory=dict)
+    unturned: Sequence[int] = ()
     windows: Sequence[int] = ()
     biases: str = ""
     ff_biases: bool = False
@@ -159,6 +163,7 @@ class Decoder:
     transposed: bool = True
     by_heads: bool = False
     experts: Optional[Experts] = None
+    dense: Sequence[int] = ()
     prefix: str = ""
     ignored: str = r"(?!)"
 
@@ -326,13 +331,16 @@ class Decoder:
 
     @property
     def _period(self) -> int:
-        """After how many blocks their windows repeat: these are one block of the model."""
+        """After how many blocks their kinds repeat: these are one block of the model."""
         # A stack repeats one block, so what alternates, as Gemma's windows do, is within it.
-        windows = self._windows
+        kinds = [
+            (window, number in self.unturned, number in self.dense)
+            for number, window in enumerate(self._windows)
+        ]
         return next(
             n
             for n in range(1, self.blocks + 1)
-            if self.blocks % n == 0 and windows == windows[:n] * (self.blocks // n)
+            if self.blocks % n == 0 and kinds == kinds[:n] * (self.blocks // n)
         )
 
     @property
@@ -342,7 +350,7 @@ class Decoder:
     def _layers(self, number: int) -> list[Any]:
         """Returns the layers of a block, as `make_layer_stack` takes them."""
         first = [self._attention(number), self._attention_arguments(number)]
-        second = self._feed_forward()
+        second = self._feed_forward(number)
         if not self.parallel:
             return [first, second]
         both = {
@@ -366,7 +374,7 @@ class Decoder:
             # Weights of files are not scaled: queries are, as the model was trained.
             "fold_scaling_into_initializer": False,
             "query_scale": self.query_scale,
-            "rotary": self.rotary.get(window),
+            "rotary": None if number in self.unturned else self.rotary.get(window),
             "biases": self.biases,
         }
         if window:
@@ -379,29 +387,32 @@ class Decoder:
             arguments["qk_norm_unit_offset"] = self.unit_offset
         return arguments
 
-    def _feed_forward(self) -> list[Any]:
+    def _experts(self, number: int) -> Optional[Experts]:
+        return None if number in self.dense else self.experts
+
+    def _feed_forward(self, number: int) -> list[Any]:
         activation = activation_of(self.config, self.activation)
         if self.gated:
             activation = [activation, "linear"]
-        if self.experts is None:
+        experts = self._experts(number)
+        if experts is None:
             options: dict[str, Any] = {"hidden_size": self.d_ff, "use_bias": self.ff_biases}
             return [transformer_layers.DenseReluDense, {**options, "activation": activation}]
-        number = self.experts.number
         options = {
-            "num_experts": number,
-            "hidden_size": self.experts.d_ff,
+            "num_experts": experts.number,
+            "hidden_size": experts.d_ff,
             "moe_gating": "top_n",
-            "top_n_num_experts_per_token": self.experts.per_token,
-            "top_n_normalized": self.experts.normalized,
-            "shared_hidden_size": self.experts.shared,
+            "top_n_num_experts_per_token": experts.per_token,
+            "top_n_normalized": experts.normalized,
+            "shared_hidden_size": experts.shared,
             "shared_gate": True,
-            "loss_coef": self.experts.loss,
+            "loss_coef": experts.loss,
             "group_size": _GROUP,
             # Weights may be trained on another mesh than the model's.
             "groups_in_rows": True,
             # Room for all tokens of a group at each expert, so that none is ever dropped.
-            "capacity_factor_train": float(number),
-            "capacity_factor_eval": float(number),
+            "capacity_factor_train": float(experts.number),
+            "capacity_factor_eval": float(experts.number),
             # All of a token's experts count, as these routers choose them; by default the classic
             # draws whether the second one does.
             "second_policy_train": "all",
@@ -426,9 +437,15 @@ class Decoder:
         }
         if self.experts is not None:
             sizes |= {"experts": self.experts.number, "expert_hidden": self.experts.d_ff}
-            # No other layer has d_ff here. The gate's one output is an axis of files, too.
-            sizes |= {"d_ff": self.experts.shared, "shared_gate": 1}
+            # The gate's one output is an axis of files, too.
+            sizes |= {self._shared_d_ff: self.experts.shared, "shared_gate": 1}
         return sizes
+
+    @property
+    def _shared_d_ff(self) -> str:
+        """The name of the units of the expert of all tokens, which the model calls d_ff."""
+        # In the table each name has one size.
+        return "shared_d_ff" if self.dense else "d_ff"
 
     @property
     def _heads(self) -> dict[str, str]:
@@ -471,7 +488,7 @@ class Decoder:
         first, second = scopes[0], scopes[-1]
         attention, mlp = (
             f"{first}/{self._attention(number).__name__}",
-            f"{second}/{self._feed_forward()[0].__name__}",
+            f"{second}/{self._feed_forward(number)[0].__name__}",
         )
         norms = {"norm": first, "ff_norm": second}
         if self.parallel:
@@ -489,7 +506,7 @@ class Decoder:
             if post in names:
                 weights += self._norms(scope, "post_rms_norm", names[post])
         weights += self._of_attention(attention, names)
-        weights += self._of_feed_forward(mlp, names)
+        weights += self._of_feed_forward(mlp, names, self._experts(number))
         return weights
 
     def _norms(self, scope: str, name: str, theirs: str) -> list[Weight]:
@@ -526,9 +543,11 @@ class Decoder:
                 weights.append(_vector(f"{scope}/{name}_norm", theirs, dims))
         return weights
 
-    def _of_feed_forward(self, scope: str, names: Mapping[str, str]) -> list[Weight]:
-        if self.experts is None:
-            return self._of_units(scope, names, "d_ff")
+    def _of_feed_forward(
+        self, scope: str, names: Mapping[str, str], experts: Optional[Experts]
+    ) -> list[Weight]:
+        if experts is None:
+            return self._of_units(scope, _with("dense_", names) or names, "d_ff")
         weights = [
             Weight(
                 f"{scope}/top_n_gating/kernel",
@@ -539,10 +558,9 @@ class Decoder:
             *(_of_each_expert(weight) for weight in self._of_units(scope, names, "expert_hidden")),
         ]
         # The expert of all tokens is stored as a layer without experts, in a scope of its own.
-        if self.experts.shared:
-            begin, scope = "shared_", f"{scope}/shared"
-            shared = {n[len(begin) :]: name for n, name in names.items() if n.startswith(begin)}
-            weights += self._of_units(scope, shared, "d_ff")
+        if experts.shared:
+            scope, shared = f"{scope}/shared", _with("shared_", names)
+            weights += self._of_units(scope, shared, self._shared_d_ff)
             gate = f"{scope}/gate/kernel"
             weights += self._dense(gate, shared["gate"], "d_model", ["shared_gate"])
         return weights
@@ -606,6 +624,11 @@ def _vector(ours: str, theirs: str, dims: str = "d_model") -> Weight:
 def _table(ours: str, rows: str, theirs: str) -> Weight:
     dims = f"{rows} d_model"
     return Weight(ours, dims, f"{theirs}.weight", dims)
+
+
+def _with(begin: str, names: Mapping[str, str]) -> dict[str, str]:
+    """Returns the names of parts that begin like that, by what follows."""
+    return {part[len(begin) :]: n for part, n in names.items() if part.startswith(begin)}
 
 
 def _of_each_expert(weight: Weight) -> Weight:
@@ -727,6 +750,8 @@ def _complete(config: Config, scaling: dict[str, Any]) -> None:
         kind = "longrope"  # older names of it in Phi's folders
     # Both tell positions of training from further ones: Peng et al., "YaRN" (2023), by how often a
     # pair turns within that length; Ding et al., "LongRoPE" (2024), by a list of divisors for each.
+    if kind == "dynamic":
+        scaling[original] = config.number("max_position_embeddings")
     if kind in ("yarn", "longrope"):
         length = config.number("max_position_embeddings")
         scaling.setdefault(original, length if known is None else known)

@@ -103,6 +103,7 @@ _ARCHITECTURES = {
     "gemma3": _Architecture("gemma3_text", _GEMMA, _TIED),
     "gpt2": _Architecture("gpt2", _GPT2, _TIED, ("n_embd", "n_head"), biases={}),
     "gptneox": _Architecture("gpt_neox", _GPT_NEOX, {"hidden_act": "gelu"}),
+    "smollm3": _Architecture("smollm3"),
 }
 # Llama's architecture with experts.
 _MIXTRAL = _Architecture(
@@ -363,7 +364,7 @@ class GgufFile:
         kind, (heads, groups) = _kind(part.stored), self._heads
         if self._is_transposed(part.stored, value.shape):
             return value.T
-        if self._architecture == "llama" and kind in ("attn_q", "attn_k"):
+        if self._architecture in ("llama", "smollm3") and kind in ("attn_q", "attn_k"):
             # Rotary pairs are neighbors there, and half of the channels apart in Hugging Face's.
             return _swapped(value, [heads if kind == "attn_q" else groups, -1, 2], 1)
         if self._architecture == "gptneox" and kind == "attn_qkv":

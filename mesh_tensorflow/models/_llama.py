@@ -5,14 +5,15 @@ Touvron et al., "LLaMA: open and efficient foundation language models" (2023). A
 of experts", 2024); Qwen 2 (Yang et al., "Qwen2 technical report", 2024), with biases of queries,
 keys and values, also with experts, one of which all tokens go to; Qwen 3 ("Qwen3 technical report",
 2025), which normalizes queries and keys, also with experts; Phi 3 (Abdin et al., "Phi-3 technical
-report", 2024), whose files have queries, keys and values in one tensor; and OLMo 2 (Team OLMo, "2
-OLMo 2 Furious", 2024), whose norms follow their layers.
+report", 2024), whose files have queries, keys and values in one tensor; OLMo 2 (Team OLMo, "2 OLMo
+2 Furious", 2024), whose norms follow their layers; and SmolLM 3 (Bakouch et al., "SmolLM3: smol,
+multilingual, long-context reasoner", 2025), of which each fourth block has no positions.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mesh_tensorflow._core.errors import is_whole
@@ -39,6 +40,8 @@ _EXPERTS = {
     "wi_0": "mlp.experts.{}.gate_proj",
     "wi_1": "mlp.experts.{}.up_proj",
     "wo": "mlp.experts.{}.down_proj",
+    # Of blocks without experts, where there are some.
+    **{f"dense_{part}": NAMES[part] for part in ("wi_0", "wi_1", "wo")},
 }
 QK_NORM = {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
 # By model type, what names there are beside these, or instead; None where there is no such part.
@@ -69,6 +72,7 @@ _NAMES_OF: dict[str, dict[str, Any]] = {
     },
     "qwen3": QK_NORM,
     "qwen3_moe": {**QK_NORM, **_EXPERTS},
+    "smollm3": {},
 }
 MODEL_TYPES = tuple(_NAMES_OF)
 
@@ -79,6 +83,11 @@ _MISSING: dict[str, dict[str, Any]] = {
     "mixtral": {"rms_norm_eps": 1e-5, "rope_theta": 1e6},
     "olmo2": {"rms_norm_eps": 1e-5},
     "phi3": {"rms_norm_eps": 1e-5},
+    "smollm3": {
+        "max_position_embeddings": 32768,
+        "rope_theta": 2e6,
+        "tie_word_embeddings": True,
+    },
     **{kind: {"sliding_window": 4096} for kind in MODEL_TYPES if kind.startswith("qwen")},
 }
 
@@ -99,7 +108,7 @@ def form_of(config: Config) -> Form:
     # No field of Qwen 2's config.json tells its biases.
     if kind == "qwen2" or (kind == "qwen2_moe" and config.is_true("qkv_bias", True)):
         options["biases"] = "qkv"
-    if kind == "llama":
+    if kind in ("llama", "smollm3"):
         options["ff_biases"] = config.is_true("mlp_bias", False)
     decoder = Decoder.of(
         config,
@@ -108,19 +117,36 @@ def form_of(config: Config) -> Form:
         qk_norm_over_heads=kind == "olmo2",
         **options,
     )
-    windows = _windows(config, decoder.blocks)
+    unturned = _unturned(config, decoder.blocks) if kind == "smollm3" else []
+    windows = _windows(config, decoder.blocks, unturned)
     # Phi 4 mini turns a part of the channels.
     rotary = {w: rotary_of(config, decoder.d_kv, partial=kind == "phi3") for w in windows}
-    return dataclasses.replace(decoder, windows=windows, rotary=rotary).form
+    return dataclasses.replace(decoder, windows=windows, rotary=rotary, unturned=unturned).form
 
 
-def _windows(config: Config, blocks: int) -> list[int]:
+def _unturned(config: Config, blocks: int) -> list[int]:
+    """Returns the numbers of the blocks without rotary positions."""
+    interval = config.number("no_rope_layer_interval", 4)
+    name = "no_rope_layers"  # which has 1 for blocks that have them
+    turned = config.get(name, [int((i + 1) % interval != 0) for i in range(blocks)])
+    is_list = isinstance(turned, list) and len(turned) >= blocks
+    if not is_list or any(not isinstance(x, int) or x not in (0, 1) for x in turned):
+        raise ValueError(
+            f"{config.path}: config.json has {name}={turned!r}, which is no list of 0 and 1 for "
+            f"each of num_hidden_layers={blocks}"
+        )
+    return [number for number in range(blocks) if not turned[number]]
+
+
+def _windows(config: Config, blocks: int, unturned: Sequence[int]) -> list[int]:
     """Returns how many positions the queries of each block see; 0 for all."""
     kind = config.get("model_type")
     if kind in ("mistral", "mixtral", "phi3") and config.get("sliding_window") is not None:
         return [config.number("sliding_window")] * blocks
+    if kind == "smollm3":
+        return _optional_windows(config, lambda block, layers: block in unturned)
     if kind.startswith("qwen"):
-        return _windows_of_qwen(config, kind)
+        return _optional_windows(config, _QWEN[kind])
     return [0] * blocks
 
 
@@ -134,8 +160,8 @@ _QWEN: dict[str, Callable[[int, int], bool]] = {
 }
 
 
-def _windows_of_qwen(config: Config, kind: str) -> list[int]:
-    """Returns the same for Qwen, whose window is for some of the blocks, and off in most models."""
+def _optional_windows(config: Config, usual: Callable[[int, int], bool]) -> list[int]:
+    """Returns the same where a window is for some of the blocks, and off in most models."""
     size, layers = config.get("sliding_window"), config.get("max_window_layers", 28)
     if not config.is_true("use_sliding_window", False) or size is None:
         windows = windows_of(config, 1, lambda block: False)
@@ -150,7 +176,7 @@ def _windows_of_qwen(config: Config, kind: str) -> list[int]:
             raise ValueError(
                 f"{config.path}: config.json has {name}={value!r}, no integer from {least} on"
             )
-    return windows_of(config, size, lambda block: _QWEN[kind](block, layers))
+    return windows_of(config, size, lambda block: usual(block, layers))
 
 
 def _experts(config: Config) -> dict[str, Any]:
@@ -164,9 +190,7 @@ def _experts(config: Config) -> dict[str, Any]:
         return {"experts": Experts(number, per_token, config.number("intermediate_size"), loss)}
     if kind not in ("qwen2_moe", "qwen3_moe"):
         return {}
-    # Else, some of the blocks have feed-forward layers without experts.
-    config.must_be("decoder_sparse_step", 1)
-    config.must_be("mlp_only_layers", [])
+    dense = _dense(config)
     # Release 5 of transformers writes the other name.
     name = "num_experts" if config.get("num_experts") else "num_local_experts"
     experts = Experts(
@@ -177,7 +201,19 @@ def _experts(config: Config) -> dict[str, Any]:
         normalized=config.is_true("norm_topk_prob", False),
         shared=config.number("shared_expert_intermediate_size") if kind == "qwen2_moe" else 0,
     )
-    return {"experts": experts}
+    return {"experts": experts, "dense": dense}
+
+
+def _dense(config: Config) -> list[int]:
+    """Returns the numbers of the blocks whose feed-forward layers have no experts."""
+    blocks, step = config.parts("num_hidden_layers"), config.number("decoder_sparse_step", 1)
+    dense = config.get("mlp_only_layers", [])
+    if not isinstance(dense, list) or not all(is_whole(number, 0) for number in dense):
+        raise ValueError(
+            f"{config.path}: config.json has mlp_only_layers={dense!r}, which is no list of "
+            "numbers of layers"
+        )
+    return [number for number in range(blocks) if number in dense or (number + 1) % step]
 
 
 def _numbers_of_experts(config: Config, name: str) -> tuple[int, int]:

@@ -34,6 +34,23 @@ def test_equals_einsum(equation):
         assert "BatchMatMulV3" in kinds and "Einsum" not in kinds
 
 
+@pytest.mark.parametrize("rows, kind", [(1, "MatMul"), (8, "BatchMatMulV2"), (65, "MatMul")])
+@pytest.mark.parametrize("equation", ["ab,bc->ac", "ab,cb->ac", "ab,bde->ade", "ade,dec->ac"])
+def test_products_of_steps_of_decoding(equation, rows, kind):
+    """Few rows times a kernel are a batch of one product, which has faster kernels."""
+    sizes = {"a": rows, "b": 66, "c": 68, "d": 6, "e": 11}
+    left, right = (
+        np.random.RandomState(1).normal(size=[sizes[c] for c in labels]).astype("f")
+        for labels in equation.split("->")[0].split(",")
+    )
+    with tf.Graph().as_default() as graph, tf.Session() as session:
+        y = contract(equation, tf.constant(left), tf.constant(right))
+        found = session.run(y)
+        kinds = {op.type for op in graph.get_operations()}
+    np.testing.assert_allclose(found, np.einsum(equation, left, right), rtol=1e-4, atol=1e-4)
+    assert kinds & {"MatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"} == {kind}
+
+
 @pytest.mark.parametrize("left, right, output", [
     ("dab", "dac", "dcb"), ("dab", "dac", "dbc"), ("dba", "dac", "dcb"), ("ab", "ac", "cb"),
     ("bc", "dab", "dac"), ("dab", "bc", "dac"), ("cb", "ab", "ac"),

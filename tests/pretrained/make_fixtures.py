@@ -41,6 +41,18 @@ MODELS = {
         "rope_parameters": {**YARN, "mscale": 0.8, "mscale_all_dim": 0.5},
     }),
     "llama_biased": ("Llama", {"num_attention_heads": 4, "num_key_value_heads": 2, "attention_bias": True}),
+    "llama_dynamic": ("Llama", {
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0},
+    }),
+    "smollm3": ("SmolLM3", {
+        "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 4,
+    }),
+    "smollm3_windows": ("SmolLM3", {
+        "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 3,
+        "no_rope_layers": [0, 1, 0], "use_sliding_window": True, "sliding_window": 5,
+        "tie_word_embeddings": False,
+    }),
     "qwen2": ("Qwen2", {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}),
     "phi3": ("Phi3", {"num_attention_heads": 4, "num_key_value_heads": 2}),
@@ -63,6 +75,15 @@ MODELS = {
     "qwen2_moe": ("Qwen2Moe", {
         "num_attention_heads": 4, "num_key_value_heads": 2, "num_experts": 5,
         "num_experts_per_tok": 3, "moe_intermediate_size": 12, "shared_expert_intermediate_size": 16,
+    }),
+    "qwen2_moe_dense": ("Qwen2Moe", {
+        "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 4, "num_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 12, "shared_expert_intermediate_size": 16,
+        "decoder_sparse_step": 2, "mlp_only_layers": [3],
+    }),
+    "qwen3_moe_dense": ("Qwen3Moe", {
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "num_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 12, "mlp_only_layers": [0],
     }),
     "gemma": ("Gemma", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 10}),
     "gemma2": ("Gemma2", {
@@ -149,14 +170,19 @@ def minilm():
     np.save(FOLDER.parent / "minilm.npy", torch.nn.functional.normalize(means, dim=1).numpy())
 
 
-def beyond(folder, model):
+def beyond(folder):
     """Writes what is computed of more ids than those for which positions were made."""
-    model.generation_config.eos_token_id = None
+
+    def model():  # a new one each time: it keeps the frequencies of the longest row so far
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+        model.generation_config.eos_token_id = None
+        return model
+
     ids = torch.tensor(np.random.RandomState(1).randint(3, SIZES["vocab_size"], [2, 80]))
     with torch.no_grad():
-        logits = model(ids).logits
+        logits = model()(ids).logits
         added = [
-            model.generate(row[None], max_new_tokens=16, do_sample=False)[0, 80:] for row in ids
+            model().generate(row[None], max_new_tokens=16, do_sample=False)[0, 80:] for row in ids
         ]
     np.savez_compressed(folder / "beyond.npz", ids=ids, logits=logits, generated=torch.stack(added))
 
@@ -237,11 +263,11 @@ def main(names):
             loss=out.loss.item(), generated=padded,
             **{f"gradient/{n}": g for n, g in grads.items()},
         )  # fmt: skip
-        if name == "phi3_long":
-            beyond(FOLDER / name, transformers.AutoModelForCausalLM.from_pretrained(FOLDER / name))
-        if name.startswith("qwen"):
+        if name in ("llama_dynamic", "phi3_long"):
+            beyond(FOLDER / name)
+        if name in ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"):
             windows(FOLDER / name, tensor)
-        if "router_aux_loss_coef" in config.to_dict():
+        if name in ("mixtral", "qwen2_moe", "qwen3_moe"):
             balance(FOLDER / name, tensor)
         print(name, float(out.loss), [len(row) for row in found], os.listdir(FOLDER / name))
 

@@ -30,7 +30,7 @@ def as_written(architecture, config, name, value):
         "k_proj": config.get("num_key_value_heads"),
     }
     for projection, n in heads.items():
-        if projection in name and architecture == "llama":
+        if projection in name and architecture in ("llama", "smollm3"):
             # Halves of a head's channels become pairs of neighbors.
             halves = value.reshape([n, 2, value.shape[0] // n // 2, *value.shape[1:]])
             return halves.swapaxes(1, 2).reshape(value.shape)
@@ -133,7 +133,7 @@ def write_gguf(path, folder, kinds=F32, *, extra=None, left_out="", metadata=Non
     "name",
     [
         "llama", "qwen2_moe", "gemma2", "llama_biased", "llama_one", "qwen2", "qwen3", "mixtral", "qwen3_moe", "phi3",
-        "phi3_long", "olmo2", "gemma", "gemma3", "gpt2", "gpt_neox",
+        "phi3_long", "olmo2", "gemma", "gemma3", "gpt2", "gpt_neox", "smollm3",
     ],
 )  # fmt: skip
 def test_gguf_files(name, tmp_path):

@@ -349,6 +349,7 @@ _SCALINGS = {
     "llama3": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
                "high_freq_factor": 4.0, "original_max_position_embeddings": 200},
     "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 3},
 }
 
 
@@ -356,7 +357,10 @@ def _rotary(**kwargs):
     def layer(x):
         _, length, d = x.shape.dims
         position = mtf.range(x.mesh, length, tf.int32) * 3
-        return _LAYERS.RotaryEmbedding(**kwargs)(x, position, d)
+        rotary = _LAYERS.RotaryEmbedding(**kwargs)
+        if not rotary.follows_length(3 * length.size):
+            return rotary(x, position, d)
+        return rotary(x, position, d, length=mtf.reduce_max(position, output_shape=[]) + 1)
 
     return layer
 
@@ -364,7 +368,8 @@ def _rotary(**kwargs):
 def _np_rotary(x, fraction=1.0, interleaved=False, **kwargs):
     """Complex numbers turned by one number for each position and pair."""
     n = int(x.shape[-1] * fraction)
-    frequencies, factor = _LAYERS.RotaryEmbedding(**kwargs).frequencies(n)
+    rotary = _LAYERS.RotaryEmbedding(**kwargs)
+    frequencies, factor = rotary.frequencies(n, length=3 * (x.shape[1] - 1) + 1)
     turn = np.exp(1j * 3 * np.arange(x.shape[1])[:, None] * frequencies) * factor
     first, second = (slice(0, n, 2), slice(1, n, 2)) if interleaved else (
         slice(0, n // 2), slice(n // 2, n))

@@ -33,6 +33,18 @@ def query_position(context: Context) -> mtf.Tensor:
     return made_once(context, ("positions", dim), lambda: mtf.range(context.mesh, dim, tf.int32))
 
 
+def _so_far(context: Context) -> mtf.Tensor:
+    """Returns how many positions the longest row has up to this call, a scalar."""
+    last = query_position(context)
+    if context.mode == "first_part" and context.initial_position is not None:
+        # After the given ids, of which rows have different numbers, there is the first step's.
+        last = context.initial_position
+    size = getattr(context, "states_length", None) or context.length_dim.size
+    # A row that only fills up a batch is full from the beginning.
+    last = mtf.where(mtf.less(last, size), last, mtf.zeros_like(last))
+    return mtf.reduce_max(last, output_shape=[]) + 1
+
+
 def _conditions(
     layer: SelfAttention, context: Context, memory_position: mtf.Tensor
 ) -> list[tuple[str, Any, mtf.Tensor]]:
@@ -453,6 +465,9 @@ class SelfAttention(transformer.TransformerLayer):
         # Keys are kept turned, so that all steps of a decoding turn by the same frequencies.
         length = getattr(context, "states_length", None) or context.length_dim.size
         rotary, dim = self.rotary, self.kv_dim
+        if rotary.follows_length(length):
+            # But for those of this scaling, which keys are turned by as they were, as elsewhere.
+            length = made_once(context, ("positions so far", length), lambda: _so_far(context))
         turns = made_once(
             context,
             ("turns", position, x.dtype, rotary.key(dim, length=length)),
