@@ -24,6 +24,7 @@ from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._units import ms_text
 from mesh_tensorflow.auto_mtf._space import Storing, Weight
 from mesh_tensorflow.ops._contractions.conv import ConvNdOperation
+from mesh_tensorflow.signal._fft import FourierOperation
 
 __all__ = ["PROFILES", "Hardware", "Link", "hardware_profile"]
 
@@ -78,6 +79,8 @@ class Hardware:
         make; parts of one take as long as all of it. They leave out the padding of whole images.
         0 if neither counts.
       compiled: whether XLA compiles a step for CPUs, with what it then keeps in memory.
+      folded_bytes: the largest slices of which TensorFlow computes what is made of constants once,
+        before the first step; 0 if it does not.
       axis_links: a dictionary from mesh dimension names to Links, which override those above.
       source: the source of the numbers.
     """
@@ -96,6 +99,7 @@ class Hardware:
     sharing_seconds: float = 0.0
     vector_bytes: int = 0
     compiled: bool = False
+    folded_bytes: int = 0
     axis_links: Mapping[str, Link] = dataclasses.field(default_factory=dict)
     source: str = ""
 
@@ -231,6 +235,9 @@ def named_like(kind: str) -> Optional[Hardware]:
     return next((h for name, h in PROFILES.items() if name.replace("_", " ") in words), None)
 
 
+# Of constants in TensorFlow's own optimizer of the graph of a device.
+FOLDED_BYTES = 10 * 2**20
+
 # gRPC, by which TensorFlow's servers send slices. By sums over two processes of one machine: 0.9 ms
 # of 1 KB, 1.8 ms of 256 KB, 33 ms of 16 MB.
 _BETWEEN_PROCESSES = Link(0.5 * GB, 450e-6)
@@ -283,6 +290,7 @@ def local_machine(
         sharing_seconds=60e-6,
         vector_bytes=_vector_bytes(),
         compiled=compiled,
+        folded_bytes=0 if compiled else FOLDED_BYTES,
         source="a guess for any machine; python -m mesh_tensorflow.auto_mtf.measure measures one",
     )
 
@@ -413,11 +421,26 @@ class CostModel:
         rate, tensors = type(op).__name__, [*op.outputs, *op.inputs]
         if rate not in self.hardware.flops:
             rate = tensors[0].dtype.name if tensors else ""
+        if isinstance(op, FourierOperation):
+            # Its input and its output are split one after the other, and not both at a time.
+            tensors = max(op.inputs, op.outputs, key=lambda some: self._parts(impl, some))
         cost = cost_of(op, impl)
         if isinstance(op, ConvNdOperation) and self.hardware.vector_bytes:
             kept = op.share_inside(impl) * self._in_vectors(op.outputs[0], impl)
             cost = dataclasses.replace(cost, flops=int(cost.flops * kept))
         return self._roofline(cost, rate, tensors, impl)
+
+    def is_folded(self, op: Operation, impl: MeshImpl) -> bool:
+        """Returns whether an operation on constants is computed once, before the first step.
+
+        Args:
+          op: an Operation.
+          impl: a MeshImpl.
+        """
+        tensors = [*op.inputs, *op.outputs]
+        sizes = (impl.laid_out_size(x.shape) * x.dtype.size / impl.size for x in tensors)
+        small = max(sizes, default=0) < self.hardware.folded_bytes
+        return small and not cost_of(op, impl).collectives
 
     def _in_vectors(self, y: Tensor, impl: MeshImpl) -> float:
         """Returns how many channels are computed for each of a slice, with those to fill vectors.
