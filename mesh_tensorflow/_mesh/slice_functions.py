@@ -141,8 +141,8 @@ def constant_here(x: Any) -> Any:
         return x
     if x.graph is not tf.get_default_graph() or _full_name(x.device) == _full_name(device):
         return x
-    bytes_ = (x.shape.num_elements() or math.inf) * x.dtype.size
-    if bytes_ > _LARGEST_COPY or not _is_constant(x.op):
+    elements = x.shape.num_elements()
+    if elements is None or elements * x.dtype.size > _LARGEST_COPY or not _is_constant(x.op):
         return x
     return _copied_here(x.op)[x.value_index]
 
