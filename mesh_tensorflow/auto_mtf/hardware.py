@@ -365,6 +365,8 @@ class CostModel:
       hardware: a Hardware.
       shares_out: whether each operation is shared out among all cores of one memory domain, if that
         is faster.
+      share: the part of operations that is computed; less than 1 where nothing reads the results
+        of some processors, which TensorFlow leaves out.
       storing: a Storing, how variables are stored.
       recorded: triples (Collective, how often, the seconds of all), to which each one that moves
         something is added; nothing is if None.
@@ -376,6 +378,7 @@ class CostModel:
         hardware: Hardware,
         stored_layout: Optional[StoredLayout] = None,
         shares_out: bool = False,
+        share: float = 1.0,
     ):
         """Creates a CostModel.
 
@@ -384,9 +387,10 @@ class CostModel:
           hardware: a Hardware.
           stored_layout: how variables are stored, if not as they are computed with; or None.
           shares_out: see CostModel.
+          share: see CostModel.
         """
         self.mesh_shape = mesh_shape
-        self.shares_out = shares_out
+        self.shares_out, self.share = shares_out, share
         self.hardware = hardware
         self.storing = Storing(mesh_shape, stored_layout)
         self.recorded: Optional[list[tuple[Collective, float, float]]] = None
@@ -423,6 +427,10 @@ class CostModel:
           op: an Operation.
           impl: a MeshImpl.
         """
+        return self._of_all(op, impl).times(self.share)
+
+    def _of_all(self, op: Operation, impl: MeshImpl) -> Seconds:
+        """Returns the time of an operation on all processors."""
         # Measured profiles have rates of their own for convolutions, by the class of the operation.
         rate, tensors = type(op).__name__, [*op.outputs, *op.inputs]
         if rate not in self.hardware.flops:
@@ -444,6 +452,9 @@ class CostModel:
           impl: a MeshImpl.
         """
         tensors = [*op.inputs, *op.outputs]
+        # One program for all processors takes its part by a number that it does not know before.
+        if not self.hardware.one_memory and self._parts(impl, tensors) > 1:
+            return False
         sizes = (impl.laid_out_size(x.shape) * x.dtype.size / impl.size for x in tensors)
         small = max(sizes, default=0) < self.hardware.folded_bytes
         return small and not cost_of(op, impl).collectives

@@ -485,15 +485,17 @@ def test_constants_take_no_time(tf_graph):
     drawn = mtf.exp(mtf.random_uniform(mesh, [d]))
     given = mtf.exp(mtf.import_tf_tensor(mesh, tf.placeholder(tf.float32, [64]), [d]))
 
-    def seconds(layout, limit):
-        known = SLOW.replace(folded_bytes=limit)
+    def seconds(layout, limit, machine):
+        known = machine.replace(folded_bytes=limit)
         estimators = (StepEstimator(mesh.graph, "a:2", [y], known) for y in (one, drawn, given))
         return [estimator.estimate(layout).seconds.compute for estimator in estimators]
 
-    for layout, size in [("", 256), ("d:a", 128)]:
-        every = seconds(layout, 0)
-        assert all(every) and seconds(layout, size) == every
-        assert seconds(layout, size + 1) == [0.0, *every[1:]]
+    for layout, size, machine in [("", 256, SLOW), ("", 256, SHARED), ("d:a", 128, SHARED)]:
+        every = seconds(layout, 0, machine)
+        assert all(every) and seconds(layout, size, machine) == every
+        assert seconds(layout, size + 1, machine) == [0.0, *every[1:]]
+    # The part of a processor of a program that all run, which has its number only in a step.
+    assert seconds("d:a", 1024, SLOW) == seconds("d:a", 0, SLOW)
     assert hardware.local_machine(4, one_memory=True).folded_bytes == 10 * 2**20
     assert KNOWN.folded_bytes == 0  # XLA computes them within what reads them
 
@@ -501,9 +503,9 @@ def test_constants_take_no_time(tf_graph):
 def test_transforms_in_one_memory(tf_graph):
     """The axes that split the input and the output of one are not split at a time."""
     mesh = mtf.Mesh(mtf.Graph(), "mesh")
-    x = mtf.cast(mtf.random_uniform(mesh, "x:16,y:16"), tf.complex64)
-    dims = mtf.convert_to_shape("kx:16,ky:16").dims
-    op = mtf.signal.fft2d(x, x.shape.dims, dims).operation
+    x = mtf.cast(mtf.random_uniform(mesh, "x:16,y:16,z:16"), tf.complex64)
+    dims = mtf.convert_to_shape("kx:16,ky:16,kz:16").dims
+    op = mtf.signal.fft3d(x, x.shape.dims, dims).operation
     model = CostModel(mtf.convert_to_shape("rows:2,cols:2"), SHARED)
     seconds = {
         layout: model.operation(op, model.impl(dict(pair.split(":") for pair in layout.split(";"))))
