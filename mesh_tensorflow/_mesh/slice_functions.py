@@ -131,13 +131,15 @@ def constant_here(x: Any) -> Any:
 
     Before the first step TensorFlow computes what is made of constants, but on each device by
     itself: what comes from another one is not known then, and all that it is part of is computed
-    in each step.
+    in each step. Arrays of fractions stay as they are: a program may ask TensorFlow for gradients
+    by them, which it would not find of a copy.
 
     Args:
       x: a tf.Tensor that was made in the current graph, or anything else.
     """
     device = _device.get()
-    if not device or not tf.is_tensor(x) or tf.executing_eagerly():
+    device = device.to_string() if isinstance(device, tf.DeviceSpec) else device
+    if not isinstance(device, str) or not device or not tf.is_tensor(x) or tf.executing_eagerly():
         return x
     if x.graph is not tf.get_default_graph() or _full_name(x.device) == _full_name(device):
         return x
@@ -164,7 +166,7 @@ def _is_constant(op: tf.Operation) -> bool:
         known = pool.get(("is constant", loop, context, one))
         if known or one in found:
             continue
-        leaf = not one.inputs and one.type != "Const"
+        leaf = not one.inputs and not _is_index_or_number(one)
         outside = one._get_control_flow_context() is not context
         if known is False or leaf or outside or one.op_def.is_stateful or one.control_inputs:
             pool["is constant", loop, context, op] = False
@@ -173,6 +175,10 @@ def _is_constant(op: tf.Operation) -> bool:
         todo += [x.op for x in one.inputs]
     pool.update({("is constant", loop, context, one): True for one in found})
     return True
+
+
+def _is_index_or_number(op: tf.Operation) -> bool:
+    return op.type == "Const" and (op.outputs[0].dtype.is_integer or not op.outputs[0].shape.rank)
 
 
 def _copied_here(op: tf.Operation) -> Sequence[tf.Tensor]:
