@@ -122,6 +122,78 @@ def remember_reshaped(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
     return y
 
 
+# Larger constants stay where they are, as a copy for each device would take memory.
+_LARGEST_COPY = 2**20
+
+
+def constant_here(x: Any) -> Any:
+    """Returns a constant as it is computed on the current device, and all else as it is.
+
+    Before the first step TensorFlow computes what is made of constants, but on each device by
+    itself: what comes from another one is not known then, and all that it is part of is computed
+    in each step. Arrays of fractions stay as they are: a program may ask TensorFlow for gradients
+    by them, which it would not find of a copy.
+
+    Args:
+      x: a tf.Tensor that was made in the current graph, or anything else.
+    """
+    device = _device.get()
+    device = device.to_string() if isinstance(device, tf.DeviceSpec) else device
+    if not isinstance(device, str) or not device or not tf.is_tensor(x) or tf.executing_eagerly():
+        return x
+    if x.graph is not tf.get_default_graph() or _full_name(x.device) == _full_name(device):
+        return x
+    elements = x.shape.num_elements()
+    if elements is None or elements * x.dtype.size > _LARGEST_COPY or not _is_constant(x.op):
+        return x
+    return _copied_here(x.op)[x.value_index]
+
+
+@functools.cache
+def _full_name(device: str) -> str:
+    return tf.DeviceSpec.from_string(device).to_string()
+
+
+def _is_constant(op: tf.Operation) -> bool:
+    """Returns whether an operation is made of constants alone, in the current context."""
+    pool, (_, loop, context) = _pool()
+    found: set[tf.Operation] = set()
+    todo = [op]
+    while todo:
+        one = todo.pop()
+        # Only what is no constant is noted of operations in between: of one of them, the others
+        # have not been looked at.
+        known = pool.get(("is constant", loop, context, one))
+        if known or one in found:
+            continue
+        leaf = not one.inputs and not _is_index_or_number(one)
+        outside = one._get_control_flow_context() is not context
+        if known is False or leaf or outside or one.op_def.is_stateful or one.control_inputs:
+            pool["is constant", loop, context, op] = False
+            return False
+        found.add(one)
+        todo += [x.op for x in one.inputs]
+    pool.update({("is constant", loop, context, one): True for one in found})
+    return True
+
+
+def _is_index_or_number(op: tf.Operation) -> bool:
+    return op.type == "Const" and (op.outputs[0].dtype.is_integer or not op.outputs[0].shape.rank)
+
+
+def _copied_here(op: tf.Operation) -> Sequence[tf.Tensor]:
+    """Returns the outputs of a copy of an operation, and of all that it is made of."""
+
+    def make() -> Sequence[tf.Tensor]:
+        inputs = [_copied_here(x.op)[x.value_index] for x in op.inputs]
+        dtypes = [y.dtype for y in op.outputs]
+        attributes = {name: op.node_def.attr[name] for name in op.node_def.attr}
+        graph = tf.get_default_graph()
+        return graph.create_op(op.type, inputs, dtypes, name=op.type, attrs=attributes).outputs
+
+    return remembered("copied", list(op.outputs), (), make)
+
+
 # -- slices of one processor
 
 _PARTS = {tf.complex64: tf.float32, tf.complex128: tf.float64}

@@ -366,7 +366,7 @@ def stored_layouts(
 
     Args:
       mesh_shape: a Shape.
-      zero: stages of ZeRO; 1 and 2 are one but in microbatches.
+      zero: stages of ZeRO.
       joint: whether also over several mesh dimensions together.
 
     Raises:

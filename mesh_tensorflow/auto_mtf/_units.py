@@ -22,6 +22,7 @@ from mesh_tensorflow._core.placement import Walk
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.auto_mtf._space import LayoutSpace, Updates, Weight
 from mesh_tensorflow.auto_mtf.hardware import ZERO, CostModel, Seconds
+from mesh_tensorflow.ops._source import is_constant
 from mesh_tensorflow.ops._variables.variable import Assign, Variable
 
 # -- the steps of a program
@@ -41,6 +42,7 @@ class Step(NamedTuple):
         only.
       beside: whether another operation, of the same slices, is computed beside it; see
         `computed_beside`.
+      is_constant: whether it depends on constants alone; see `constant_operations`.
     """
 
     op: Optional[Operation]
@@ -51,6 +53,22 @@ class Step(NamedTuple):
     weight: Optional[Weight] = None
     assigned: bool = False
     beside: bool = False
+    is_constant: bool = False
+
+
+def constant_operations(operations: Iterable[Operation]) -> frozenset[Operation]:
+    """Returns the operations whose results depend on no variable, data or random number.
+
+    Args:
+      operations: the Operations of a program, in order.
+    """
+    found: set[Operation] = set()
+    for op in operations:
+        if op.has_effect or op.inner_operations:
+            continue
+        if all(x.operation in found for x in op.inputs) if op.inputs else is_constant(op):
+            found.add(op)
+    return frozenset(found)
 
 
 def computed_beside(operations: Sequence[Operation]) -> frozenset[Operation]:
@@ -88,8 +106,9 @@ def program_steps(
       operations: Operations in order.
       outputs: Tensors whose values are needed at the end.
     """
-    beside = computed_beside(operations)
-    yield from _steps(operations, 1.0, None, beside)
+    beside, constants = computed_beside(operations), constant_operations(operations)
+    for step in _steps(operations, 1.0, None, beside):
+        yield step._replace(is_constant=step.op in constants)
     yield Step(None, tuple(outputs), (), 1.0, "outputs")
 
 
@@ -274,7 +293,7 @@ class _Sums:
         # By the order of appearance, so that groups of equal layers have equal keys.
         number: dict[Tensor, int] = {}
         key: list[Hashable] = []
-        for _, (op, needs, passes, times, _, weight, assigned, _) in self.steps:
+        for _, (op, needs, passes, times, _, weight, assigned, *_) in self.steps:
             used = [*needs, *itertools.chain(*passes), *(op.inputs + op.outputs if op else ())]
             numbers = tuple(number.setdefault(x, len(number)) for x in used)
             key.append((times, op and signature(op), numbers, weight, assigned))
@@ -403,9 +422,12 @@ def _operation(
 ) -> Unit:
     def seconds(model: CostModel, impl: MeshImpl) -> Seconds:
         own = model.in_parts(weight, impl)
+        if step.is_constant and model.is_folded(op, own):
+            return ZERO
         return model.operation(op, own).times(model.beside(op, own) if step.beside else 1.0)
 
-    key, dims = (signature(op), weight, step.beside), dims_of([op], [weight], candidates)
+    key = (signature(op), weight, step.beside, step.is_constant)
+    dims = dims_of([op], [weight], candidates)
     return Unit(key, dims, step.times, step.layer, seconds, is_stored=weight is not None)
 
 

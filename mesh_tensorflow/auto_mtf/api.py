@@ -77,7 +77,7 @@ def layout_and_stored_layout(
     mtf_outputs: Iterable[Tensor] = (),
     memory_limit_bytes: Optional[float] = None,
     hardware: Union[str, Hardware, None] = None,
-    zero: Sequence[int] = (0, 2, 3),
+    zero: Sequence[int] = (0, 1, 2, 3),
     joint: bool = False,
     profile: Union[bool, Profile] = False,
 ) -> tuple[LayoutRules, Optional[StoredLayout]]:
@@ -96,7 +96,7 @@ def layout_and_stored_layout(
       memory_limit_bytes: the memory that a step may use on one processor, or None.
       hardware: see `layout`.
       zero: the stages of ZeRO to choose from, each over any mesh dimension; 1 and 2
-        are one but in microbatches.
+        are one but in microbatches, and only 2 is tried then.
       joint: see `layout`; variables, too, may be stored over several mesh dimensions together.
       profile: see `layout`.
 
@@ -113,7 +113,7 @@ def layout_and_stored_layout(
     shape, parts = convert_to_shape(mesh_shape) or Shape([]), ProgramParts(mtf_graph, mtf_outputs)
     estimators = [
         estimator_for(parts, shape, hardware, stored, profile, joint=joint)
-        for stored in stored_layouts(shape, zero, joint)
+        for stored in stored_layouts(shape, parts.stages(zero), joint)
     ]
     _, best = _fastest(estimators, memory_limit_bytes)
     return LayoutRules(best.layout.items()), best.stored_layout

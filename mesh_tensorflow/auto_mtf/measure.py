@@ -30,7 +30,7 @@ from mesh_tensorflow._programs import run_with_parser
 from mesh_tensorflow._progress import Progress
 from mesh_tensorflow._units import bytes_text
 from mesh_tensorflow.auto_mtf import models, step_time
-from mesh_tensorflow.auto_mtf.hardware import Hardware, Link
+from mesh_tensorflow.auto_mtf.hardware import FOLDED_BYTES, Hardware, Link
 from mesh_tensorflow.auto_mtf.profiles import Processors
 
 __all__ = ["main", "measure_machine", "step_rounds", "step_seconds"]
@@ -441,6 +441,7 @@ def measure_machine(
         Link(bandwidth, 0.0),
         one_memory=shared,
         vector_bytes=lanes * tf.float32.size,
+        folded_bytes=FOLDED_BYTES,
         source=f"measured, {os.cpu_count()} CPUs, TensorFlow {tf.__version__}, {placement}",
     )
     return _fitted(machine, placement, runs, labels[1:] if show else ("", ""))

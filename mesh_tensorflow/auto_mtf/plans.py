@@ -347,7 +347,7 @@ def plan(
     build: Callable[[Choice], Built],
     processors: int,
     candidates: Optional[Iterable[Choice]] = None,
-    zero: Sequence[int] = (0, 2, 3),
+    zero: Sequence[int] = (0, 1, 2, 3),
     memory_limit_bytes: Optional[float] = None,
     hardware: Union[str, Hardware, None] = None,
     max_mesh_shape_dimensions: int = 2,
@@ -376,7 +376,7 @@ def plan(
       processors: the number of processors.
       candidates: Choices; `choices()` if None.
       zero: the stages of ZeRO to choose from, each over any mesh dimension; 1 and 2
-        are one but in microbatches.
+        are one but in microbatches, and only 2 is tried then.
       memory_limit_bytes: the memory that a step may use on one processor, or None.
       hardware: see `auto_mtf.layout`.
       max_mesh_shape_dimensions: the maximum number of mesh dimensions.
@@ -480,7 +480,7 @@ class _Search:
             self.lost.append(Lost(choice, None, f"cannot be built: {e}"))
             return
         parts = ProgramParts.of(built)
-        for stage in zero:
+        for stage in parts.stages(zero):
             estimators: dict[Any, StepEstimator] = {}
             for shape in shapes:
                 for stored in stored_layouts(shape, [stage], self.joint):

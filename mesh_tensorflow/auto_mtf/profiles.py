@@ -22,7 +22,7 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Protocol, Union
 
 import tensorflow.compat.v1 as tf
@@ -604,15 +604,16 @@ class MeasuredCosts(CostModel):
         self._refused = 0
         self.spent = 0.0
 
-    def of(self, program: str, shares_out: bool) -> MeasuredCosts:
+    def of(self, program: str, shares_out: bool, share: float) -> MeasuredCosts:
         """Returns the costs of another layout of the program, which are measured together.
 
         Args:
           program: the layout.
           shares_out: see CostModel.
+          share: see CostModel.
         """
         other = copy.copy(self)
-        other._program, other.shares_out = program, shares_out
+        other._program, other.shares_out, other.share = program, shares_out, share
         return other
 
     def only_timed(self) -> MeasuredCosts:
@@ -621,9 +622,9 @@ class MeasuredCosts(CostModel):
         other._only_timed = True
         return other
 
-    def operation(self, op: Operation, impl: MeshImpl) -> Seconds:
-        """Returns the time of an operation, without the sums of its inputs."""
-        predicted = super().operation(op, impl)
+    def _of_all(self, op: Operation, impl: MeshImpl) -> Seconds:
+        """Returns the time of an operation on all processors."""
+        predicted = super()._of_all(op, impl)
         # Loops' own operations are no steps; without a cost, nothing is computed.
         if isinstance(op, _NOT_ALONE) or not predicted.total:
             return predicted.times(0.0 if self._only_timed else 1.0)
@@ -802,22 +803,29 @@ def estimator_on(
     shape, executed = machine.shape, machine.executed
     known = hardware or local_machine(shape.size, one_memory=machine.one_memory)
     costs = MeasuredCosts(executed, known, stored_layout, parts) if profile else None
+    # Without splits no processor of a SIMD program needs another, and without effects only the
+    # results of the first are read.
+    only_first = machine.simd and not any(op.has_effect for op in parts.operations)
 
-    def of(names: Iterable[str], **also: Any) -> StepEstimator:
+    def of(names: Collection[str], **also: Any) -> StepEstimator:
         """Returns the estimator of the layouts that split over some mesh dimensions."""
         program = layout_over(names) if machine.one_thread_each(names) else ""
         # Where threads are left to TensorFlow, each operation has all of them.
         shares_out = not program
-        its = CostModel(executed, known, stored_layout, shares_out)
+        share = 1.0 / shape.size if only_first and not names else 1.0
+        its = CostModel(executed, known, stored_layout, shares_out, share)
         if costs is not None:
-            its = costs.of(program, shares_out)
+            its = costs.of(program, shares_out, share)
         return StepEstimator(
             parts.graph, shape, parts.outputs, known, stored_layout, parts,
             costs=its, **options, **also,
         )  # fmt: skip
 
     def all_layouts() -> StepEstimator:
-        few = [of(names, over=names) for names in machine.few_parts]
+        sets = machine.few_parts
+        if only_first:  # without splits, before those that also have that layout
+            sets = [frozenset[str](), *filter(None, sets)]
+        few = [of(names, over=names) for names in sets]
         return of(shape.dimension_names, apart=few)
 
     estimator = all_layouts()

@@ -24,6 +24,7 @@ from mesh_tensorflow.auto_mtf._space import (
     Storing,
     Updates,
     find_updates,
+    gathered_within,
     layout_pairs,
     layout_space,
     layout_text,
@@ -125,6 +126,17 @@ class ProgramParts:
             return built
         graph, outputs = (built.graph, built.outputs) if hasattr(built, "graph") else built  # type: ignore[union-attr]
         return cls(graph, outputs)
+
+    def stages(self, zero: Sequence[int]) -> list[int]:
+        """Returns stages of ZeRO without 1 where it is what 2 is, which is also among them.
+
+        They differ in microbatches alone, each of which scatters gradients from stage 2 on.
+
+        Args:
+          zero: stages.
+        """
+        apart = 2 not in zero or any(map(gathered_within, self.graph.operations))
+        return [stage for stage in zero if stage != 1 or apart]
 
     def _updates(self, early: Optional[bool]) -> Updates:
         """Returns the Updates of the program; see Storing for `early`."""

@@ -286,6 +286,20 @@ class ImportOperation(Operation):
         lowering.set_tensor_lowering(y, value)
 
 
+def is_constant(op: Operation) -> bool:
+    """Returns whether an operation without inputs has the same results in each run of a graph.
+
+    Args:
+      op: an Operation.
+    """
+    if isinstance(op, ImportOperation):
+        x = op._tf_tensor
+        return tf.is_tensor(x) and hasattr(x, "graph") and x.op.type == "Const"
+    if isinstance(op, Constant):
+        return not tf.is_tensor(op._value)
+    return isinstance(op, RangeOperation)
+
+
 def _of_sizes(what: str, x: tf.Tensor, sizes: Sequence[int], shape: Shape) -> tf.Tensor:
     """Returns a tf.Tensor of known sizes; checked when it runs if they are not known yet.
 

@@ -301,7 +301,7 @@ def test_merged_processors_are_one():
 def test_what_cannot_run_alone_keeps_the_time_of_the_cost_model(tmp_path):
     with tf.Graph().as_default():
         graph = mtf.Graph()
-        x = mtf.ones(mtf.Mesh(graph, "mesh"), "batch:8,i:8")
+        x = mtf.random_uniform(mtf.Mesh(graph, "mesh"), "batch:8,i:8")
         outside = tf.constant(2.0)
         # A function that reads a tensor of the user's own tf graph.
         y = mtf.slicewise(lambda t: t * outside, [x], x.shape, x.dtype, list(x.shape))

@@ -477,6 +477,44 @@ def test_slices_on_cores():
     assert [s.compute for s in seconds[4]] == [1.0, 1.0]
 
 
+def test_constants_take_no_time(tf_graph):
+    """TensorFlow computes them before the first step, but not what is too large to be kept."""
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    d = mtf.Dimension("d", 64)
+    one = mtf.exp(mtf.range(mesh, d, tf.float32) * 2.0)
+    drawn = mtf.exp(mtf.random_uniform(mesh, [d]))
+    given = mtf.exp(mtf.import_tf_tensor(mesh, tf.placeholder(tf.float32, [64]), [d]))
+
+    def seconds(layout, limit, machine):
+        known = machine.replace(folded_bytes=limit)
+        estimators = (StepEstimator(mesh.graph, "a:2", [y], known) for y in (one, drawn, given))
+        return [estimator.estimate(layout).seconds.compute for estimator in estimators]
+
+    for layout, size, machine in [("", 256, SLOW), ("", 256, SHARED), ("d:a", 128, SHARED)]:
+        every = seconds(layout, 0, machine)
+        assert all(every) and seconds(layout, size, machine) == every
+        assert seconds(layout, size + 1, machine) == [0.0, *every[1:]]
+    # The part of a processor of a program that all run, which has its number only in a step.
+    assert seconds("d:a", 1024, SLOW) == seconds("d:a", 0, SLOW)
+    assert hardware.local_machine(4, one_memory=True).folded_bytes == 10 * 2**20
+    assert KNOWN.folded_bytes == 0  # XLA computes them within what reads them
+
+
+def test_transforms_in_one_memory(tf_graph):
+    """The axes that split the input and the output of one are not split at a time."""
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    x = mtf.cast(mtf.random_uniform(mesh, "x:16,y:16,z:16"), tf.complex64)
+    dims = mtf.convert_to_shape("kx:16,ky:16,kz:16").dims
+    op = mtf.signal.fft3d(x, x.shape.dims, dims).operation
+    model = CostModel(mtf.convert_to_shape("rows:2,cols:2"), SHARED)
+    seconds = {
+        layout: model.operation(op, model.impl(dict(pair.split(":") for pair in layout.split(";"))))
+        for layout in ("x:rows;ky:rows", "x:rows;ky:cols", "x:rows;kx:cols")
+    }
+    one, two, same = seconds.values()
+    assert two.compute < 1.5 * one.compute and same.compute < 1.5 * one.compute
+
+
 KNOWN = hardware.local_machine(4, one_memory=False, compiled=True)
 
 
@@ -534,9 +572,22 @@ def built(make):
     return build
 
 
-def language_model():
-    sizes = {"batch": 8, "length": 32, "vocab": 256, "d_model": 64, "d_kv": 16, "d_ff": 256}
+def language_model(**sizes):
+    sizes = {
+        "batch": 8,
+        "length": 32,
+        "vocab": 256,
+        "d_model": 64,
+        "d_kv": 16,
+        "d_ff": 256,
+        **sizes,
+    }
     return models.language_model(**{**TINY, **sizes}, optimizer="sgd")
+
+
+def long_model():
+    """A model half of whose memory would be that of attention, if XLA kept it in several forms."""
+    return language_model(batch=2, length=256)
 
 
 def test_elementwise_results_are_not_in_memory():
@@ -594,6 +645,7 @@ def test_compiled_memory_of_a_loop():
     (built(blocks), "ny:rows,batch:cols"),
     (language_model, ""),
     (language_model, "batch:rows,d_ff:cols,heads:cols,vocab:cols"),
+    (long_model, "batch:rows,length:cols"),
 ])  # fmt: skip
 def test_memory_of_compiled_steps(build, layout):
     """The peak is that of XLA's analysis of the program that it compiles for each CPU device."""

@@ -69,11 +69,11 @@ def test_predicted_is_counted(tf_graph, optimizer, recompute, mesh, layout, axis
         assert peak.get(kind, 0) == summary.bytes_per_processor(kind)
 
 
-def in_microbatches(clip):
+def in_microbatches(clip, rows=16):
     """A program of two layers in four microbatches, the first of which is used twice."""
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mesh")
-    batch, model, hidden = mtf.convert_to_shape("batch:16,d_model:8,d_ff:16").dims
+    batch, model, hidden = mtf.convert_to_shape(f"batch:{rows},d_model:8,d_ff:16").dims
 
     def loss_fn(x):
         for name in ("layer", "other", "layer"):
@@ -149,6 +149,25 @@ def test_memory_of_microbatches(tf_graph):
     assert peaks[1] - peaks[2] == gone
     # The layer that is computed has its weights whole.
     assert gone // 2 < peaks[2] - peaks[3] < gone
+
+
+def test_a_limit_chooses_the_stage(tf_graph):
+    """In microbatches, stage 1 sends the least, and is taken where whole gradients fit."""
+    program = in_microbatches(clip=False, rows=1024)
+    shape, limit, stages = mtf.convert_to_shape("all:4"), None, []
+    for _ in range(3):
+        _, stored = mtf.auto_mtf.layout_and_stored_layout(
+            program.graph, shape, program.outputs, limit, SLOW
+        )
+        one = StepEstimator(program.graph, shape, program.outputs, SLOW, stored_layout=stored)
+        stages.append(stored.stage if stored else 0)
+        limit = one.estimate("batch:all").peak_bytes - 1
+    assert stages == [1, 2, 3]
+    with tf.Graph().as_default():
+        other = models.language_model(**TINY)
+    found = [ProgramParts(p.graph, p.outputs).stages([0, 1, 2, 3]) for p in (program, other)]
+    assert found == [[0, 1, 2, 3], [0, 2, 3]]
+    assert ProgramParts(other.graph).stages([0, 1]) == [0, 1]
 
 
 @pytest.mark.slow

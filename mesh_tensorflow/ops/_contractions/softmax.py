@@ -116,9 +116,10 @@ class SoftmaxOperation(_AlongDimension):
         lowering.count_collectives(self, "reduce_op")
         mesh_axis = mesh_impl.splitting_axis(self._dim)
         if mesh_axis is None:
-            fn = tf.nn.log_softmax if self._log else _softmax
+            xla = mesh_impl.is_compiled_by_xla
+            fn = tf.nn.log_softmax if self._log else _softmax_of_xla if xla else _softmax
             # In XLA there is no kernel to please, and the partitioner would gather what is split.
-            most = math.inf if mesh_impl.is_compiled_by_xla else _MOST_DIMS
+            most = math.inf if xla else _MOST_DIMS
             value = mesh_impl.slicewise(lambda t: self._along_axis(fn, t, most), x)
         else:
             value = self._lower_split(mesh_impl, x.to_laid_out_tensor(), mesh_axis)
@@ -151,6 +152,22 @@ class SoftmaxOperation(_AlongDimension):
         return mesh_impl.slicewise(tf.divide, exps, total)
 
 
+# Whose sums would round, and whose logarithms are too coarse.
+_NARROW = (tf.bfloat16, tf.float16)
+
+
+def _softmax_of_xla(t: tf.Tensor, axis: int) -> tf.Tensor:
+    """Returns the softmax of a slice that XLA compiles, so that it is in memory once.
+
+    Of exponentials over their sum, each reader would divide by itself: a product in its order of
+    dimensions, a gradient in another, and the exponentials would be kept for it. What ends in an
+    exponential is computed once.
+    """
+    if t.dtype in _NARROW:
+        return tf.nn.softmax(t, axis=axis)
+    return tf.exp(tf.nn.log_softmax(t, axis=axis))
+
+
 # Of fewer elements than these, a softmax of several kernels is faster than the fused one, which is
 # distributed over threads.
 _SMALL = 2**14
@@ -160,8 +177,7 @@ def _softmax(t: tf.Tensor, axis: int) -> tf.Tensor:
     """Returns the softmax of a slice, with the kernels that are faster on CPUs."""
     if not t.shape.is_fully_defined() or t.shape.num_elements() >= _SMALL:
         return tf.nn.softmax(t, axis=axis)
-    # Its sum would round in these.
-    if t.dtype in (tf.bfloat16, tf.float16):
+    if t.dtype in _NARROW:
         return tf.nn.softmax(t, axis=axis)
     exps = tf.exp(t - tf.reduce_max(t, axis, keepdims=True))
     return exps / tf.reduce_sum(exps, axis, keepdims=True)
