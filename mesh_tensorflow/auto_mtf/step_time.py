@@ -24,7 +24,6 @@ from mesh_tensorflow.auto_mtf._space import (
     Storing,
     Updates,
     find_updates,
-    gathered_within,
     layout_pairs,
     layout_space,
     layout_text,
@@ -43,6 +42,7 @@ from mesh_tensorflow.auto_mtf.valid_layouts import LayoutValidator
 
 if TYPE_CHECKING:
     from mesh_tensorflow.auto_mtf.models import Program
+from mesh_tensorflow.ops._control.while_loop import is_of_microbatches
 
 __all__ = ["Estimate", "Held", "MemoryLimitError", "Seconds", "StepEstimator"]
 
@@ -135,7 +135,7 @@ class ProgramParts:
         Args:
           zero: stages.
         """
-        apart = 2 not in zero or any(map(gathered_within, self.graph.operations))
+        apart = 2 not in zero or any(map(is_of_microbatches, self.graph.operations))
         return [stage for stage in zero if stage != 1 or apart]
 
     def _updates(self, early: Optional[bool]) -> Updates:
