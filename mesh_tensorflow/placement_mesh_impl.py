@@ -54,7 +54,6 @@ from mesh_tensorflow._mesh.slice_functions import (
     at_device,
     binary_reduction_fn,
     complex_view,
-    constant_here,
     contract,
     real_view,
 )
@@ -744,7 +743,7 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
             key = (self._domains[pnum], *map(id, arguments))
             if key not in shared:
                 with tf.device(device), at_device(device):
-                    shared[key] = fn(*map(constant_here, arguments))
+                    shared[key] = fn(*arguments)
             results.append(shared[key])
         if isinstance(results[0], tuple):
             return tuple(PlacedTensor(column) for column in zip(*results))

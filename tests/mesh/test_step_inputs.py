@@ -1,4 +1,4 @@
-"""What a step reads of TensorFlow's variables is their value before the step increments them."""
+"""What a step reads of TensorFlow: values of variables before the step increments them, and what is fed."""
 
 import contextlib
 import functools
@@ -280,3 +280,19 @@ def test_estimators(kind, tmp_path):
         )
     made.train(data, steps=STEPS)
     assert made.get_variable_value("used") == STEPS - 1
+
+
+@pytest.mark.parametrize("make", [tf.constant, lambda x: tf.placeholder_with_default(x, [])])
+def test_a_number_that_is_fed_reaches_all_processors(tf_graph, make):
+    """Sessions may feed any tensor, such as the constant of a learning rate."""
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    rate = make(0.5)
+    y = mtf.range(mesh, mtf.Dimension("d", 8), tf.float32) * (
+        mtf.import_tf_tensor(mesh, rate, []) * 2.0
+    )
+    impl = mtf.placement_mesh_impl.PlacementMeshImpl(
+        "p:4", "d:p", [f"/device:CPU:{i}" for i in range(4)]
+    )
+    found = mtf.Lowering(mesh.graph, {mesh: impl}).export_to_tf_tensor(y)
+    with tf.Session(config=mtf.session_config("p:4", "d:p")) as session:
+        np.testing.assert_array_equal(session.run(found, {rate: 1.0}), 2.0 * np.arange(8))
