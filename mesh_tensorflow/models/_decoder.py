@@ -748,10 +748,10 @@ def _complete(config: Config, scaling: dict[str, Any]) -> None:
     scaling.pop("type", None)
     if kind == "su" or (kind == "yarn" and config.get("model_type") == "phi3"):
         kind = "longrope"  # older names of it in Phi's folders
-    # Both tell positions of training from further ones: Peng et al., "YaRN" (2023), by how often a
-    # pair turns within that length; Ding et al., "LongRoPE" (2024), by a list of divisors for each.
     if kind == "dynamic":
         scaling[original] = config.number("max_position_embeddings")
+    # Both tell positions of training from further ones: Peng et al., "YaRN" (2023), by how often a
+    # pair turns within that length; Ding et al., "LongRoPE" (2024), by a list of divisors for each.
     if kind in ("yarn", "longrope"):
         length = config.number("max_position_embeddings")
         scaling.setdefault(original, length if known is None else known)

@@ -57,7 +57,8 @@ def test_the_run_is_that_of_any_layout(impl, tmp_path, capsys, request):
 def graph():
     made = mtf.Graph()
     with tf.Graph().as_default():
-        x = mtf.ones(mtf.Mesh(made, "mesh"), "batch:64,i:64")
+        given = tf.placeholder(tf.float32, [64, 64])
+        x = mtf.import_tf_tensor(mtf.Mesh(made, "mesh"), given, "batch:64,i:64")
         y = mtf.layers.dense(x, [mtf.Dimension("h", 64)], x.shape.dims[1:], name="a")
         mtf.gradients([mtf.reduce_sum(y)], [v.value for v in made.trainable_variables])
     return made
