@@ -282,7 +282,12 @@ def _saved_name(v: tf.Variable) -> Optional[str]:
     return getattr(getattr(v, "op", None), "name", None) or getattr(v, "_shared_name", None)
 
 
-def init_from_checkpoint(path: str, variables: Mapping[str, Any], *, resize: bool = False) -> None:
+def init_from_checkpoint(
+    path: str,
+    variables: Union[Mapping[str, Any], Iterable[tuple[str, Any]]],
+    *,
+    resize: bool = False,
+) -> None:
     """Makes variables be initialized with the values in a checkpoint.
 
     Like `tf.train.init_from_checkpoint`, but also for variables with slices in several processes.
@@ -298,7 +303,8 @@ def init_from_checkpoint(path: str, variables: Mapping[str, Any], *, resize: boo
     Args:
       path: the path of a checkpoint, as returned by `Saver.save`; or a directory, for its latest
         checkpoint.
-      variables: tf variables by name in the checkpoint.
+      variables: tf variables by name in the checkpoint; or pairs of a name there and a variable,
+        where several variables may have the value of one name.
       resize: whether a variable may have other sizes than in the checkpoint. Then it gets the
         values there from its beginning on, as far as both reach, and keeps the others of its own.
 
@@ -306,6 +312,17 @@ def init_from_checkpoint(path: str, variables: Mapping[str, Any], *, resize: boo
       ValueError: there is no checkpoint, it lacks a variable, or a variable has another shape.
     """
     path = checkpoint_files.find(path, "init_from_checkpoint")
+    pairs = list(variables.items() if isinstance(variables, Mapping) else variables)
+    while pairs:
+        # Each name has one variable in a turn, as TensorFlow's function has it.
+        turn: dict[str, Any] = {}
+        later = [(name, v) for name, v in pairs if turn.setdefault(name, v) is not v]
+        _init_from_names(path, turn, resize)
+        pairs = later
+
+
+def _init_from_names(path: str, variables: Mapping[str, Any], resize: bool) -> None:
+    """Makes variables be initialized with values in a checkpoint; see `init_from_checkpoint`."""
     wanted, other = _wanted(variables), {}
     if resize:
         shapes = checkpoint_files.open_reader(path).get_variable_to_shape_map()

@@ -749,8 +749,9 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
             return tuple(PlacedTensor(column) for column in zip(*results))
         return PlacedTensor(results)
 
-    def _slices_of(self, x: PlacedTensor) -> list[Any]:
+    def _slices_of(self, value: LaidOutLike) -> list[Any]:
         """Returns a slice for each processor, even if the value has those of the merged mesh."""
+        x: PlacedTensor = value.to_laid_out_tensor()
         # A value of the merged mesh has fewer slices than this one, which would not be merged else.
         if len(x.tensor_list) == self.size:
             return x.tensor_list
@@ -762,10 +763,6 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
                 "lowering.mesh_impl(mesh), which fits what the Lowering holds"
             )
         return MeshPair.of(self, True).requested_slices(x.tensor_list, x.tensor_shape)
-
-    def _own(self, x: PlacedTensor) -> PlacedTensor:
-        """Returns a laid-out value with a slice for each processor of this mesh."""
-        return PlacedTensor(self._slices_of(x.to_laid_out_tensor()))
 
     def einsum(self, equation: str, *slices: tf.Tensor) -> tf.Tensor:
         """Contracts slices on one processor, with the kernel that is fastest on CPUs."""
@@ -833,7 +830,7 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
         self, x: PlacedTensor, mesh_axes: Sequence[int], reduction_fn_string: str
     ) -> PlacedTensor:
         """Reduces slices over groups of processors; see MeshImpl."""
-        slices = self._own(x).tensor_list
+        slices = self._slices_of(x)
         # A merged mesh has axes of size 1, over which there is nothing to reduce.
         mesh_axes = [axis for axis in single_axes(mesh_axes) if self.shape[axis].size > 1]
         return PlacedTensor(self._reducer.allreduce(slices, mesh_axes, reduction_fn_string))
@@ -841,7 +838,7 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
     @named_collective
     def reduce_scatter(self, x: PlacedTensor, mesh_axis: int, split_axis: int) -> PlacedTensor:
         """Sums slices over the processors along a mesh axis, and splits the sum; see MeshImpl."""
-        slices = self._own(x).tensor_list
+        slices = self._slices_of(x)
         return PlacedTensor(self._reducer.reduce_scatter(slices, mesh_axis, split_axis))
 
     def allsplit(
@@ -891,10 +888,10 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
         self, x: PlacedTensor, mesh_axis: int, source_pcoord: Sequence[Optional[int]]
     ) -> PlacedTensor:
         """Replaces each slice by that of another processor, or by zeros; see MeshImpl."""
-        x = self._own(x)
+        own = self._slices_of(x)
         zeros = None
         if None in source_pcoord:
-            sizes, dtype = x.slice_shape, x.tensor_list[0].dtype
+            sizes, dtype = own[0].shape.as_list(), own[0].dtype
             # Slicewise, so that a memory has one tensor of zeros for all its processors.
             zeros = self.slicewise(lambda: tf.zeros(sizes, dtype))
         slices = []
@@ -903,7 +900,7 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
             if source is None:
                 slices.append(zeros.tensor_list[pnum])  # type: ignore[union-attr]
             else:
-                slices.append(x.tensor_list[self._member(pnum, mesh_axis, source)])
+                slices.append(own[self._member(pnum, mesh_axis, source)])
         return PlacedTensor(slices)
 
     def _collective_with_groups(
@@ -921,7 +918,7 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
         """
         if not mesh_axes:
             return x
-        slices: list[Any] = self._own(x).tensor_list
+        slices: list[Any] = self._slices_of(x)
         made = list(slices)
         for group in processor_groups(self.shape, single_axes(mesh_axes)):
             results = collective([slices[p] for p in group], [self._devices[p] for p in group])
@@ -946,9 +943,9 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
 
     def _group_slices(self, x: PlacedTensor, mesh_axis: int) -> list[PlacedTensor]:
         """Returns, for each coordinate along an axis, the slice of the member there."""
-        x = self._own(x)
+        own = self._slices_of(x)
         return [
-            PlacedTensor([x.tensor_list[self._member(p, mesh_axis, c)] for p in range(self.size)])
+            PlacedTensor([own[self._member(p, mesh_axis, c)] for p in range(self.size)])
             for c in range(self.shape[mesh_axis].size)
         ]
 

@@ -136,15 +136,12 @@ def warm_start(settings: WarmStartSettings) -> list[str]:
             f"warm start from {path}: vars_to_warm_start={settings.vars_to_warm_start!r} is the "
             "name of no variable of the model, so that it would begin with random weights"
         )
-    left = dict(names)
-    while left:
-        # Two variables may have one name there, as what was one weight: each gets a turn.
-        turn = {old: new for new, old in reversed(left.items())}
-        wanted = {old: variables[new] for old, new in turn.items()}
-        # For its comparison of shapes and its log of what is left over: it returns `wanted` again.
-        checkpoint.choose_initial("warm start", path, wanted, wanted)
-        checkpoint.init_from_checkpoint(path, wanted)
-        left = {new: old for new, old in left.items() if new not in turn.values()}
+    # Two variables may have one name there, as what was one weight.
+    pairs = [(old, variables[new]) for new, old in names.items()]
+    if pairs:
+        # For its comparison of shapes and its log of what is left over.
+        checkpoint.choose_initial("warm start", path, dict(pairs), names.values())
+    checkpoint.init_from_checkpoint(path, pairs)
     return sorted(names)
 
 

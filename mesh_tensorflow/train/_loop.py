@@ -119,15 +119,7 @@ class Initial(NamedTuple):
             for of in (variables, averages)
             if n in of
         ]
-        if self.values is not None:
-            init_from_values(self.values, pairs, self.progress)
-            return
-        while pairs:  # one value for several variables takes several calls
-            some: dict[str, Any] = {}
-            for other, variable in pairs:
-                some.setdefault(other, variable)
-            init_from_checkpoint(self.path, some, resize=self.resize is not None)
-            pairs = [(other, v) for other, v in pairs if v is not some[other]]
+        self._init(pairs, resize=self.resize is not None)
 
     def load_all(self, variables: Mapping[str, Any]) -> None:
         """Has all of some variables initialized with their values in the file.
@@ -139,10 +131,14 @@ class Initial(NamedTuple):
           CheckpointError: it lacks some, or they have other shapes, or it is damaged.
         """
         there = self._check_all(variables)
+        self._init([(there[n], v) for n, v in variables.items()])
+
+    def _init(self, pairs: Sequence[tuple[str, Any]], resize: bool = False) -> None:
+        """Has variables initialized; takes pairs of a name in the file and a variable."""
         if self.values is None:
-            init_from_checkpoint(self.path, {there[n]: v for n, v in variables.items()})
+            init_from_checkpoint(self.path, pairs, resize=resize)
         else:
-            init_from_values(self.values, [(there[n], v) for n, v in variables.items()])
+            init_from_values(self.values, pairs, self.progress)
 
     def read_all(self, variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Returns the values of variables in the file, by name, as `load_all` finds them.

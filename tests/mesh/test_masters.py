@@ -304,8 +304,9 @@ def test_graphs_are_freed():
     assert reference() is None
 
 
+@pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
 @pytest.mark.parametrize("placing", [SPLIT, Placing("x:1", "")])
-def test_values_of_a_checkpoint_to_begin_with(placing, tmp_path):
+def test_values_of_a_checkpoint_to_begin_with(placing, twice, tmp_path):
     p = Program(Placing("x:1", ""))
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
@@ -313,7 +314,10 @@ def test_values_of_a_checkpoint_to_begin_with(placing, tmp_path):
         path = tf.train.Saver().save(session, str(tmp_path / "model"))
     with tf.Graph().as_default(), harness.separate_memories():
         p = Program(placing)
-        mtf.checkpoint.init_from_checkpoint(path, {"m": p.masters["m"], "v": p.masters["w"]})
+        given = {"m": p.masters["m"], "v": p.masters["w"]}
+        # Pairs may have a name of the file twice.
+        pairs = [*given.items(), ("v", p.masters["v"])]
+        mtf.checkpoint.init_from_checkpoint(path, pairs if twice else given)
         with pytest.raises(mtf.checkpoint.CheckpointError, match=r"Missing in the file(.|\n)*none"):
             mtf.checkpoint.init_from_checkpoint(path, {"none": p.masters["m"]})
         (tmp_path / "empty").mkdir()
@@ -327,4 +331,4 @@ def test_values_of_a_checkpoint_to_begin_with(placing, tmp_path):
             values = session.run(p.exports)
     np.testing.assert_array_equal(values["m"], VALUE + 1)
     np.testing.assert_array_equal(values["w"], VALUE[0, :8] + 1)
-    np.testing.assert_array_equal(values["v"], VALUE[0, :8])
+    np.testing.assert_array_equal(values["v"], VALUE[0, :8] + twice)
