@@ -751,7 +751,7 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
 
     def _slices_of(self, value: LaidOutLike) -> list[Any]:
         """Returns a slice for each processor, even if the value has those of the merged mesh."""
-        x: PlacedTensor = value.to_laid_out_tensor()
+        x: Any = value.to_laid_out_tensor()
         # A value of the merged mesh has fewer slices than this one, which would not be merged else.
         if len(x.tensor_list) == self.size:
             return x.tensor_list
