@@ -13,7 +13,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.shape import Dimension
-from mesh_tensorflow.layers._masks import hidden_where, hide
+from mesh_tensorflow.layers._masks import biased, hidden_where
 from mesh_tensorflow.ops._source import scalar_indices
 from mesh_tensorflow.ops._variables.variable import InputDType, current_precision
 
@@ -165,11 +165,7 @@ def dot_product_attention(
     query_dims = q.shape.dims[:-1]
     # logits[query, memory] = sum over kv of q[query, kv] * k[memory, kv].
     logits = mtf.einsum([q, k], output_shape=mtf.Shape([*query_dims, memory_dim]))
-    if mask is not None:
-        logits = mtf.add(logits, mtf.cast(mask, logits.dtype), output_shape=logits.shape)
-        # After the addition: what a mask hides must have one value, whatever the logit was.
-        logits = hide(logits, mask)
-    weights = mtf.softmax(logits, memory_dim, extra_logit=extra_logit)
+    weights = mtf.softmax(biased(logits, mask), memory_dim, extra_logit=extra_logit)
     # Weights that are kept are scaled by 1 / keep_prob and not normalized again: the expectation of
     # each is its softmax.
     noise_shape = weights.shape - dropout_broadcast_dims  # type: ignore[operator]

@@ -16,6 +16,7 @@ from mesh_tensorflow.layers._blocked_operation import BlockedAttentionOperation,
 from mesh_tensorflow.layers._masks import (
     COMPARISONS,
     Distances,
+    biased,
     distance_bias,
     hidden_where,
     hide,
@@ -132,8 +133,7 @@ def _plain(
     if hidden is not None:
         logits = hide(logits, hidden_where(hidden, dtype))
     for x in terms.biases:
-        bias = mtf.cast(x, dtype)
-        logits = hide(mtf.add(logits, bias, output_shape=shape), x)
+        logits = biased(logits, x)
     extra = terms.extra
     if isinstance(extra, mtf.Tensor):
         extra = mtf.cast(extra, dtype)

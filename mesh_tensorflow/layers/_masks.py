@@ -399,6 +399,19 @@ def hidden_where(condition: mtf.Tensor, dtype: tf.DType) -> mtf.Tensor:
     return mtf.cast(condition, dtype) * masked_logit(dtype)
 
 
+def biased(logits: mtf.Tensor, bias: Optional[mtf.Tensor]) -> mtf.Tensor:
+    """Returns logits with a bias added, or a mask; those of pairs that it hides are replaced.
+
+    Args:
+      logits: a Tensor.
+      bias: a Tensor of any floating dtype, or None.
+    """
+    if bias is None:
+        return logits
+    # After the addition: what a mask hides must have one value, whatever the logit was.
+    return hide(logits + mtf.cast(bias, logits.dtype), bias)
+
+
 def hide(logits: mtf.Tensor, bias: Optional[mtf.Tensor]) -> mtf.Tensor:
     """Returns logits in which those of pairs that a bias hides are replaced; see above.
 

@@ -283,8 +283,7 @@ def hybrid_attention(
     # Of all pairs and never by blocks: the sums over queries need the logits of all queries at
     # once.
     logits = layers.us_einsum([q, k], output_shape=q.shape - key_dim + memory_length_dim)
-    if bias is not None:
-        logits = _masks.hide(logits + bias, bias)
+    logits = _masks.biased(logits, bias)
     mix = mtf.get_variable(
         context.mesh,
         "doubly_coeff",
@@ -532,8 +531,7 @@ def synthetic_attention(
         made = _Made(context, q, heads_dim, key_dim, memory_length_dim, max_length, factorized_dim)
         logits = join(context, logits, make(made))
     assert logits is not None
-    if bias is not None:
-        logits = _masks.hide(logits + bias, bias)
+    logits = _masks.biased(logits, bias)
     weights = mtf.softmax(logits, memory_length_dim, extra_logit=extra_logit)
     weights = with_dropout(weights, dropout_rate, dropout_broadcast_dims, context)
     if q is not None:

@@ -276,9 +276,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
         logits = self.talking_heads(
             context, logits, "logits", self.key_heads_dims, self.softmax_heads_dims, made_by("l")
         )
-        if bias is not None:
-            logits = _masks.hide(logits + bias, bias)
-        weights = mtf.softmax(logits, memory_length)
+        weights = mtf.softmax(_masks.biased(logits, bias), memory_length)
         weights = self.talking_heads(
             context,
             weights,
@@ -475,9 +473,7 @@ class GeneralBilinearSelfAttention(SelfAttention):
         channels = m.shape.dims[-1]
         # Queries hold the whole form, x W[h] m: the memory is its own key.
         logits = layers.us_einsum([q, m], output_shape=q.shape - channels + memory_length)
-        if bias is not None:
-            logits = _masks.hide(logits + bias, bias)
-        weights = mtf.softmax(logits, memory_length)
+        weights = mtf.softmax(_masks.biased(logits, bias), memory_length)
         weights = _dot_product.with_dropout(
             weights, self.dropout_rate, [context.length_dim], context
         )
