@@ -11,9 +11,11 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from typing import Union
+from typing import Optional, Union
 
-__all__ = ["escaped", "readable", "written_whole"]
+import tensorflow.compat.v1 as tf
+
+__all__ = ["escaped", "new_directory", "readable", "write_whole", "written_whole"]
 
 _SPECIAL = re.compile(r"[*?\[\\]")
 # Those with which a pattern does not match itself; "*" and "?" do.
@@ -79,6 +81,45 @@ def _links(pid: int) -> str:
 
     atexit.register(remove)
     return made
+
+
+def write_whole(path: str, text: str, temporary: Optional[str] = None) -> None:
+    """Writes a file that a process which is killed leaves as it was before, or whole.
+
+    Args:
+      path: the path of the file.
+      text: its content.
+      temporary: where it is written first, on the same file system; beside it if None. Processes
+        that write the file at the same time need places of their own.
+    """
+    temporary = f"{path}.new" if temporary is None else temporary
+    with tf.io.gfile.GFile(temporary, "w") as file:
+        file.write(text)
+    # Otherwise the renamed file could be empty after a crash of the machine.
+    if os.path.exists(temporary):
+        descriptor = os.open(temporary, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    tf.io.gfile.rename(temporary, path, overwrite=True)
+
+
+@contextlib.contextmanager
+def new_directory(path: str, temporary: str) -> Iterator[None]:
+    """Context that writes a directory: it gets its name at the end, and goes after an error.
+
+    Args:
+      path: the path of the directory, where nothing may be at the end.
+      temporary: where it is written, on the same file system.
+    """
+    try:
+        yield
+        tf.io.gfile.rename(temporary, path)
+    finally:
+        # Also after an interrupt: a second attempt would find files in its way.
+        if tf.io.gfile.exists(temporary):
+            tf.io.gfile.rmtree(temporary)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from mesh_tensorflow._progress import duration
 from mesh_tensorflow._stop_signals import StopSignals
 from mesh_tensorflow._watching import recorded_lowerings, told_to_user
 from mesh_tensorflow.checkpoint import Saver, check_checkpoint
+from mesh_tensorflow.estimator import summaries
 from mesh_tensorflow.estimator._hooks import (
     NanLossHook,
     OtherWriterListener,
@@ -519,37 +520,31 @@ def write_results(
     step = int(results[tf.GraphKeys.GLOBAL_STEP])
     text = ", ".join(f"{name} = {results[name]}" for name in sorted(results))
     tf.logging.info("Saving dict for global step %d: %s", step, text)
-    summary = tf.Summary()
-    for name in sorted(results):
-        if name != tf.GraphKeys.GLOBAL_STEP:
-            _add_value(summary, name, results[name])
-    with tf.Graph().as_default():  # eager code has no writers
-        writer = tf.summary.FileWriterCache.get(directory)
-    writer.add_summary(summary, step)
+    values = [
+        value
+        for name in sorted(results)
+        if name != tf.GraphKeys.GLOBAL_STEP
+        for value in _values(name, results[name])
+    ]
     if checkpoint_path:
-        text_plugin = tf.SummaryMetadata.PluginData(plugin_name="text")
-        path = tf.Summary.Value(
-            tag="checkpoint_path",
-            tensor=tf.make_tensor_proto(checkpoint_path, dtype=tf.string),
-            metadata=tf.SummaryMetadata(plugin_data=text_plugin),
-        )
-        writer.add_summary(tf.Summary(value=[path]), step)
-    writer.flush()
+        values.append(summaries.text("checkpoint_path", checkpoint_path))
+    summaries.write(directory, step, values)
 
 
-def _add_value(summary: tf.Summary, name: str, value: Any) -> None:
+def _values(name: str, value: Any) -> list[tf.Summary.Value]:
+    """Returns what the summary of an evaluation has of a metric."""
     if isinstance(value, bytes):
         # A metric may be a serialized Summary, of an image for example.
         read = tf.Summary.FromString(value)
         for i, part in enumerate(read.value):
             part.tag = f"{name}/{i}"
-        summary.value.extend(read.value)
-    elif np.ndim(value) == 0 and np.issubdtype(np.asarray(value).dtype, np.number):
-        summary.value.add(tag=name, simple_value=float(value))
-    elif isinstance(value, np.ndarray):
-        summary.value.add(tag=name, tensor=tf.make_tensor_proto(value))
-    else:
-        tf.logging.warning("No summary of %s, which is of type %s.", name, type(value).__name__)
+        return list(read.value)
+    if np.ndim(value) == 0 and np.issubdtype(np.asarray(value).dtype, np.number):
+        return summaries.scalars({name: float(value)})
+    if isinstance(value, np.ndarray):
+        return [tf.Summary.Value(tag=name, tensor=tf.make_tensor_proto(value))]
+    tf.logging.warning("No summary of %s, which is of type %s.", name, type(value).__name__)
+    return []
 
 
 # -- prediction

@@ -15,8 +15,8 @@ from mesh_tensorflow.estimator._model import STEP_DONE
 from mesh_tensorflow.estimator.export import (
     build_raw_supervised_input_receiver_fn,
     is_better,
-    metrics_of_steps,
 )
+from mesh_tensorflow.estimator.summaries import scalars_of_steps
 
 if TYPE_CHECKING:
     from mesh_tensorflow.estimator._estimator import Estimator
@@ -40,7 +40,7 @@ def read_eval_metrics(eval_dir: str) -> dict[int, dict[str, float]]:
     Returns:
       a dict from step, in order, to metrics by name.
     """
-    return metrics_of_steps(os.path.join(escaped(eval_dir), "*.tfevents.*"))
+    return scalars_of_steps(os.path.join(escaped(eval_dir), "*.tfevents.*"))
 
 
 class _StopHook(tf.train.SessionRunHook):

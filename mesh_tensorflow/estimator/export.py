@@ -13,7 +13,7 @@ import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import check_whole
-from mesh_tensorflow._paths import escaped, readable
+from mesh_tensorflow._paths import escaped, new_directory, readable
 from mesh_tensorflow.estimator._model import (
     Inputs,
     Model,
@@ -31,6 +31,7 @@ from mesh_tensorflow.estimator._spec import (
     PredictOutput,
     RegressionOutput,
 )
+from mesh_tensorflow.estimator.summaries import scalars_of_steps
 from mesh_tensorflow.ops import MtfRestoreHook
 from mesh_tensorflow.utils import outside_all_rewrites
 
@@ -330,29 +331,19 @@ def export_all(
     modes = [mode for mode in STANDARD_MODES if mode in settings.receiver_fns]
 
     def write(path: str) -> None:
-        builder = tf.saved_model.Builder(temporary)
-        # Training is the first, whose graph has all variables: they are stored once, with the first
-        # graph.
-        for mode in modes:
-            _add_graph(builder, model, mode, path, settings, with_variables=mode == modes[0])
-        builder.save(settings.as_text)
-        for name, source in (settings.assets_extra or {}).items():
-            target = os.path.join(temporary, "assets.extra", name)
-            tf.io.gfile.makedirs(os.path.dirname(target))
-            tf.io.gfile.copy(source, target)
+        with new_directory(final, temporary):
+            builder = tf.saved_model.Builder(temporary)
+            # Training is the first, whose graph has all variables: they are stored once, with the
+            # first graph.
+            for mode in modes:
+                _add_graph(builder, model, mode, path, settings, with_variables=mode == modes[0])
+            builder.save(settings.as_text)
+            for name, source in (settings.assets_extra or {}).items():
+                target = os.path.join(temporary, "assets.extra", name)
+                tf.io.gfile.makedirs(os.path.dirname(target))
+                tf.io.gfile.copy(source, target)
 
-    def write_all(path: str) -> None:
-        try:
-            write(path)
-        except BaseException:
-            # Also after an interrupt. A second attempt needs the path empty: a builder refuses a
-            # directory with files.
-            if tf.io.gfile.exists(temporary):
-                tf.io.gfile.rmtree(temporary)
-            raise
-
-    with_latest(path, model.model_dir if settings.checkpoint_path is None else None, write_all)
-    tf.io.gfile.rename(temporary, final)
+    with_latest(path, model.model_dir if settings.checkpoint_path is None else None, write)
     return final.encode()
 
 
@@ -838,7 +829,7 @@ class BestExporter(_SavedModelExporter):
         assert self._pattern is not None
         best: Optional[Metrics] = None
         pattern = os.path.join(escaped(estimator.model_dir), self._pattern)
-        for known_step, metrics in metrics_of_steps(pattern).items():
+        for known_step, metrics in scalars_of_steps(pattern).items():
             # A run that went on from an earlier checkpoint leaves evaluations of later steps
             # behind.
             if known_step < step and (
@@ -846,20 +837,3 @@ class BestExporter(_SavedModelExporter):
             ):
                 best = metrics
         return best
-
-
-def metrics_of_steps(pattern: str) -> dict[int, dict[str, float]]:
-    """Returns the metrics of evaluations by step, in order, as their summaries have them.
-
-    Args:
-      pattern: a pattern of the event files.
-    """
-    known: dict[int, dict[str, float]] = {}
-    for path in sorted(tf.io.gfile.glob(pattern)):
-        for event in tf.train.summary_iterator(path):
-            for value in event.summary.value:
-                if value.HasField("simple_value"):
-                    # Files are in the order of their times, so a later evaluation of a step
-                    # replaces an earlier one.
-                    known.setdefault(event.step, {})[value.tag] = value.simple_value
-    return dict(sorted(known.items()))

@@ -14,8 +14,9 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.client.session import SessionInterface
 
 from mesh_tensorflow._mesh.variables import checkpoint_files
+from mesh_tensorflow._paths import write_whole
 from mesh_tensorflow.estimator.export import MODES, is_better
-from mesh_tensorflow.train.callbacks import metric_of, read_json, write_whole
+from mesh_tensorflow.train.callbacks import metric_of, read_json
 
 if TYPE_CHECKING:
     from mesh_tensorflow.train._engine import Engine

@@ -16,6 +16,7 @@ from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._core.layout import LayoutLike
 from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._paths import new_directory
 from mesh_tensorflow._pjrt import pjrt
 from mesh_tensorflow.ops import Precision
 from mesh_tensorflow.optimize import ExponentialMovingAverage
@@ -257,15 +258,11 @@ def export(
         batch = [np.zeros(s.to_integer_list, array.dtype) for s, array in zip(shapes, first)]
         # The directory is there when all of it is.
         unfinished = f"{target.rstrip('/')}.temp-{os.getpid()}"
-        try:
+        with new_directory(target, unfinished):
             engine.export(batch, unfinished, any_batch)
             if tf.io.gfile.exists(target):
                 # It is an empty directory, as was checked; `rename` refuses a target that is there.
                 tf.io.gfile.rmtree(target)
-            tf.io.gfile.rename(unfinished, target)
-        finally:
-            if tf.io.gfile.exists(unfinished):
-                tf.io.gfile.rmtree(unfinished)
         return {}
 
     _use("export", model, arguments, run, lambda d: (d, []))

@@ -16,7 +16,9 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import missing_package
 from mesh_tensorflow._mesh.variables.checkpoint_files import check_writable
+from mesh_tensorflow._paths import write_whole
 from mesh_tensorflow.estimator.export import MODES, is_better
+from mesh_tensorflow.estimator.summaries import histograms, scalars
 
 __all__ = [
     "Callback",
@@ -28,9 +30,6 @@ __all__ = [
     "TensorBoard",
     "WandB",
 ]
-
-
-_BUCKETS = 30  # of a histogram, as TensorBoard draws them
 
 
 class Run:
@@ -270,18 +269,6 @@ def read_json(path: Optional[str]) -> dict[str, Any]:
         return json.loads(file.read())
 
 
-def write_whole(path: str, text: str) -> None:
-    """Writes a file that a process which is killed leaves as it was before, or whole.
-
-    Args:
-      path: the path of the file.
-      text: its content.
-    """
-    with tf.gfile.GFile(path + ".new", "w") as file:
-        file.write(text)
-    tf.gfile.Rename(path + ".new", path, overwrite=True)
-
-
 class TensorBoard(Callback):
     """Writes the loss, the metrics and the rates for TensorBoard.
 
@@ -338,7 +325,7 @@ class TensorBoard(Callback):
     def on_step(self, run: Run, values: Mapping[str, float]) -> None:
         """Writes histograms of the variables, if it is time for them."""
         if self._histograms_every is not None and run.step % self._histograms_every == 0:
-            self._write(run, "train", _histograms(run.variables()))
+            self._write(run, "train", histograms(run.variables()))
 
     def on_log(self, run: Run, values: Mapping[str, float]) -> None:
         """Writes the values of a step."""
@@ -359,45 +346,6 @@ def has_board(callbacks: Sequence[Callback], logdir: str) -> bool:
     """Returns whether a TensorBoard among callbacks writes to the directory of a run's logs."""
     found = [callback._logdir for callback in callbacks if isinstance(callback, TensorBoard)]
     return any(own is None or os.path.realpath(own) == os.path.realpath(logdir) for own in found)
-
-
-def scalars(values: Mapping[str, float]) -> list[Any]:
-    """Returns the values of a tf.Summary.
-
-    Args:
-      values: numbers by tag.
-    """
-    return [tf.Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-
-
-def _histograms(variables: Mapping[str, np.ndarray]) -> list[Any]:
-    """Returns a summary for each variable that has a distribution: real numbers, all finite."""
-    made = []
-    for name, value in variables.items():
-        if value.size < 2 or np.iscomplexobj(value):
-            continue
-        # In float64: a sum of squares of float16 would soon be infinite.
-        flat = value.astype(np.float64).ravel()
-        flat = flat[np.isfinite(flat)]  # NaNs belong to no bucket
-        if not flat.size:
-            continue
-        counts, edges = np.histogram(flat, _BUCKETS)
-        made.append(
-            tf.Summary.Value(
-                tag=name,
-                histo=tf.HistogramProto(
-                    min=flat.min(),
-                    max=flat.max(),
-                    num=flat.size,
-                    sum=flat.sum(),
-                    sum_squares=np.square(flat).sum(),
-                    # A HistogramProto has the upper end of each bucket alone.
-                    bucket_limit=edges[1:],
-                    bucket=counts,
-                ),
-            )
-        )
-    return made
 
 
 class _FileLog(Callback):

@@ -24,7 +24,7 @@ from tensorflow.python.training.saving.saveable_object import SaveableObject, Sa
 
 from mesh_tensorflow._core.errors import reason
 from mesh_tensorflow._mesh.devices import host_cpu
-from mesh_tensorflow._paths import escaped, readable
+from mesh_tensorflow._paths import escaped, readable, write_whole
 
 Path = Union[str, os.PathLike[str]]
 
@@ -177,11 +177,8 @@ def _list(directory: str, names: Sequence[str]) -> None:
     state = tf.train.generate_checkpoint_state_proto(
         os.path.abspath(directory), names[-1], list(names)
     )
-    written = os.path.join(directory, "checkpoint.new")
-    # Beside, then renamed: whoever reads meanwhile finds the old list or the new one, never a part.
-    with tf.io.gfile.GFile(written, "w") as file:
-        file.write(text_format.MessageToString(state))
-    tf.io.gfile.rename(written, os.path.join(directory, "checkpoint"), overwrite=True)
+    # Whoever reads meanwhile finds the old list or the new one, never a part.
+    write_whole(os.path.join(directory, "checkpoint"), text_format.MessageToString(state))
 
 
 def remove(path: str) -> None:

@@ -16,6 +16,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._calls import arguments_of
 from mesh_tensorflow._elements import Elements
+from mesh_tensorflow._paths import write_whole
 from mesh_tensorflow.estimator import ModeKeys
 from mesh_tensorflow.transformer import dataset as transformer_dataset
 from mesh_tensorflow.transformer.utils._settings import (
@@ -117,26 +118,6 @@ def temporary_name(filename: str) -> str:
     return f"{filename}.{uuid.uuid4().hex}.tmp"
 
 
-def write_text(text: str, filename: str, temporary: str) -> None:
-    """Writes a file atomically, under a temporary name and then renamed.
-
-    Args:
-      text: a string.
-      filename: the path of the file.
-      temporary: a path on the same file system.
-    """
-    with tf.io.gfile.GFile(temporary, "w") as f:
-        f.write(text)
-    # Otherwise the renamed file could be empty after a crash of the machine.
-    if os.path.exists(temporary):
-        descriptor = os.open(temporary, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    tf.io.gfile.rename(temporary, filename, overwrite=True)
-
-
 def write_lines_to_file(lines: Iterable[Any], filename: str) -> None:
     """Writes lines to a file, replacing its contents.
 
@@ -156,7 +137,7 @@ def write_lines_to_file(lines: Iterable[Any], filename: str) -> None:
     directory = os.path.dirname(filename)
     if directory:
         tf.io.gfile.makedirs(directory)
-    write_text(text, filename, temporary_name(filename))
+    write_whole(filename, text, temporary_name(filename))
 
 
 # -- texts as ids

@@ -19,6 +19,7 @@ import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import estimator as mtf_estimator
 from mesh_tensorflow._calls import within
+from mesh_tensorflow._paths import write_whole
 from mesh_tensorflow.transformer.utils._data import (
     arrays_input_fn,
     as_text,
@@ -31,7 +32,6 @@ from mesh_tensorflow.transformer.utils._data import (
     get_inputs_from_file,
     lines_text,
     write_lines_to_file,
-    write_text,
 )
 from mesh_tensorflow.transformer.utils._settings import (
     MODULE,
@@ -157,7 +157,7 @@ def _compute_missing(
         ):
             path = _part(directory, len(lines))
             # As JSON: outputs may have line breaks, and their number says where a run goes on.
-            write_text(json.dumps(part), path, f"{path}.tmp")
+            write_whole(path, json.dumps(part), f"{path}.tmp")
             lines, part, since = lines + part, [], time.monotonic()
     return lines
 
@@ -202,7 +202,7 @@ def write_resumably(
         lines = _compute_missing(directory, inputs, batch_size, outputs_from)
         text = lines_text(lines)
         # Beside the parts, so that what a killed run leaves of it is removed with them.
-        write_text(text, filename, os.path.join(directory, "whole.tmp"))
+        write_whole(filename, text, os.path.join(directory, "whole.tmp"))
     together = _unfinished.get()
     if together is None:
         _remove([directory])

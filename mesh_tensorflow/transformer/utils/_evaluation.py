@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow import estimator as mtf_estimator
+from mesh_tensorflow.estimator import summaries
 from mesh_tensorflow.transformer import dataset as transformer_dataset
 from mesh_tensorflow.transformer.utils._data import (
     arrays_input_fn,
@@ -536,25 +537,21 @@ def score_from_dataset(
 
 
 def _write_metrics(
-    writer: tf.summary.FileWriter,
-    name: str,
-    metrics: Union[Mapping[str, float], tf.Summary],
-    step: int,
+    directory: str, name: str, metrics: Union[Mapping[str, float], tf.Summary], step: int
 ) -> None:
     if isinstance(metrics, tf.Summary):
         # The function's own, such as a histogram or a text, under tags of its own.
-        writer.add_summary(metrics, step)
-        metrics = {}
+        summaries.write(directory, step, metrics.value)
+        return
+    values = {}
     for metric, value in metrics.items():
         tag = f"eval/{name}/{metric}"
         if np.ndim(value) or not np.issubdtype(np.asarray(value).dtype, np.number):
             tf.logging.warning("%s at step %d is no number: %r", tag, step, value)
             continue
         tf.logging.info("%s at step %d: %.3f", tag, step, value)
-        writer.add_summary(
-            tf.Summary(value=[tf.Summary.Value(tag=tag, simple_value=float(value))]), step
-        )
-    writer.flush()
+        values[tag] = float(value)
+    summaries.write(directory, step, summaries.scalars(values))
 
 
 def _evaluate_outputs(
@@ -565,8 +562,6 @@ def _evaluate_outputs(
     write: bool,
 ) -> None:
     """Calls the metric functions of each data set with its targets and its part of the outputs."""
-    with tf.Graph().as_default():  # FileWriter does not work in eager mode
-        writer = tf.summary.FileWriterCache.get(directory)
     # Outputs of all data sets are in a row, as one input function has read them.
     rest = iter(outputs)
     for dataset, examples, targets in tasks:
@@ -576,7 +571,7 @@ def _evaluate_outputs(
         if write:
             write_lines_to_file(own, os.path.join(directory, f"{dataset.name}_{step}_predictions"))
         for metric_fn in dataset.metric_fns:
-            _write_metrics(writer, dataset.name, metric_fn(targets, own), step)
+            _write_metrics(directory, dataset.name, metric_fn(targets, own), step)
 
 
 def _scores_of(returned: Any, count: int) -> list[float]:

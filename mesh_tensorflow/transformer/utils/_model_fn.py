@@ -17,8 +17,9 @@ from mesh_tensorflow import checkpoint, layers
 from mesh_tensorflow import estimator as mtf_estimator
 from mesh_tensorflow._calls import arguments_of
 from mesh_tensorflow._mesh.variables import checkpoint_files
+from mesh_tensorflow._paths import write_whole
 from mesh_tensorflow._watching import is_recorded
-from mesh_tensorflow.estimator import ModeKeys
+from mesh_tensorflow.estimator import ModeKeys, summaries
 from mesh_tensorflow.estimator.processes import saver_hook
 from mesh_tensorflow.transformer import learning_rate_schedules, transformer
 from mesh_tensorflow.transformer.utils._data import (
@@ -27,7 +28,6 @@ from mesh_tensorflow.transformer.utils._data import (
     dynamic_text2self,
     import_features,
     temporary_name,
-    write_text,
 )
 from mesh_tensorflow.transformer.utils._program import (
     Outputs,
@@ -468,21 +468,10 @@ class OperativeConfigHook(tf.train.SessionRunHook):
         tf.io.gfile.makedirs(self._directory)
         path = os.path.join(self._directory, f"{_CONFIG_NAME}.gin")
         # A unique name, since another process may write here too.
-        write_text(text, path, temporary_name(path))
-        plugin = tf.SummaryMetadata.PluginData(plugin_name="text")
-        summary = tf.Summary(
-            value=[
-                tf.Summary.Value(
-                    tag=f"gin/{_CONFIG_NAME}",
-                    tensor=tf.make_tensor_proto(gin.markdown(text)),
-                    metadata=tf.SummaryMetadata(plugin_data=plugin),
-                )
-            ]
-        )
+        write_whole(path, text, temporary_name(path))
         step = session.run(tf.train.get_global_step(session.graph))
-        writer = tf.summary.FileWriterCache.get(self._directory)
-        writer.add_summary(summary, step)
-        writer.flush()
+        shown = summaries.text(f"gin/{_CONFIG_NAME}", gin.markdown(text))
+        summaries.write(self._directory, step, [shown])
 
 
 def _host_call(settings: Settings, scalars: Mapping[str, tf.Tensor]) -> Any:
