@@ -60,6 +60,20 @@ def default_devices() -> list[str]:
     return []
 
 
+def devices_for(count: int, otherwise: Optional[str] = None) -> list[str]:
+    """Returns a device for each processor of a mesh whose devices a session has.
+
+    Args:
+      count: the number of processors.
+      otherwise: the device of all of them if there are fewer GPUs, such as "" for TensorFlow's
+        choice; a logical CPU for each if None.
+    """
+    # Those of the machine: to ask for logical ones would fix how many this process has.
+    if len(tf.config.list_physical_devices("GPU")) >= count:
+        return [f"/device:GPU:{i}" for i in range(count)]
+    return [f"/device:CPU:{i}" if otherwise is None else otherwise for i in range(count)]
+
+
 def device_spec(device: DeviceLike) -> tf2.DeviceSpec:
     """Returns the DeviceSpec of a device, a string or a DeviceSpec.
 

@@ -16,6 +16,7 @@ from google.protobuf import message
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import checkpoint, estimator
 from mesh_tensorflow._lowering.lowering import rules_that_apply
+from mesh_tensorflow._mesh.devices import devices_for
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._programs import FLAGS, Setting
 from mesh_tensorflow.bert.bert import BertConfig, get_assignment_map_from_checkpoint
@@ -304,9 +305,7 @@ def _mesh_impl(params: object, graph: mtf.Graph) -> mtf.MeshImpl:
     if _is_simd(params):
         return SimdMeshImpl(shape, layout)
     # Fewer GPUs than processors: TensorFlow chooses the device of each operation.
-    gpus = len(tf.config.list_physical_devices("GPU"))
-    devices = [f"/device:GPU:{i}" if shape.size <= gpus else "" for i in range(shape.size)]
-    return PlacementMeshImpl(shape, layout, devices)
+    return PlacementMeshImpl(shape, layout, devices_for(shape.size, otherwise=""))
 
 
 # -- model functions

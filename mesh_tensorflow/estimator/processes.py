@@ -15,6 +15,7 @@ from typing import Any, Optional
 
 import tensorflow.compat.v1 as tf
 
+from mesh_tensorflow._mesh.devices import devices_for
 from mesh_tensorflow._pjrt import pjrt
 from mesh_tensorflow._processes.peers import (
     ANSWER_SECS,
@@ -294,9 +295,7 @@ def devices_of(config: Any) -> list[str]:
     """
     count = shards_of_process(config)
     # The other processes of a cluster are taken to have as many as this one.
-    gpus = tf.config.list_physical_devices("GPU")
-    kind = "GPU" if len(gpus) >= count else "CPU"
-    own = [f"/device:{kind}:{i}" for i in range(count)]
+    own = devices_for(count)
     if not in_cluster():
         return own
     return [

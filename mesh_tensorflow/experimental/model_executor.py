@@ -18,11 +18,12 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import checkpoint, optimize
 from mesh_tensorflow._core.layout import joined_names
 from mesh_tensorflow._core.shape import ShapeLike
-from mesh_tensorflow._mesh.devices import default_devices
+from mesh_tensorflow._mesh.devices import default_devices, devices_for
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._programs import FLAGS, define, run_with_flags
 from mesh_tensorflow._progress import Progress
 from mesh_tensorflow.auto_mtf.measured import Place, layout_on
+from mesh_tensorflow.estimator.summaries import scalars
 from mesh_tensorflow.experimental import unet
 from mesh_tensorflow.experimental.input_reader import (
     PlacementMeshImplInputReader,
@@ -31,7 +32,6 @@ from mesh_tensorflow.experimental.input_reader import (
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, auto_logical_to_physical_tpu, replicate
 from mesh_tensorflow.train._model import Means
-from mesh_tensorflow.train.callbacks import scalars
 
 __all__ = ["FLAGS", "MeshContext", "main", "train_and_eval"]
 
@@ -58,17 +58,6 @@ define(
     lr_drop_rate=(0.3, "What a drop multiplies the learning rate by."),
     mesh_shape=("rows:4, columns:4, cores:2", "Shape of the mesh."),
 )
-
-
-def processors(count: int) -> list[str]:
-    """Returns a device for each processor: GPUs if there are enough, else logical CPUs.
-
-    Args:
-      count: the number of processors.
-    """
-    devices = default_devices()
-    kind = "GPU" if "GPU" in devices[0] and len(devices) >= count else "CPU"
-    return [f"/device:{kind}:{i}" for i in range(count)]
 
 
 def _placed_on(count: int) -> list[str]:
@@ -252,7 +241,7 @@ class Model:
 
         count = self._context.num_cores
         if assignment is None:
-            flat = replicate(program, [rate], devices=processors(count))
+            flat = replicate(program, [rate], devices=devices_for(count))
         else:
             # Outside of the program, as hosts enqueue what it dequeues; it makes a mesh of its own.
             parts = self._context.create_graph_mesh_and_mesh_impl()
@@ -402,7 +391,7 @@ def _chosen_layout() -> Optional[str]:
 
     def place_of() -> Place:
         shape = mtf.convert_to_shape(FLAGS.mesh_shape)
-        devices = processors(shape.size) if FLAGS.use_tpu else _placed_on(shape.size)
+        devices = devices_for(shape.size) if FLAGS.use_tpu else _placed_on(shape.size)
         return Place(shape, tuple(devices), FLAGS.use_tpu)
 
     @contextlib.contextmanager

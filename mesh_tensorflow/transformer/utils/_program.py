@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import check_choice, dims_text
 from mesh_tensorflow._lowering.lowering import rules_that_apply
-from mesh_tensorflow._mesh.devices import check_devices_exist
+from mesh_tensorflow._mesh.devices import check_devices_exist, devices_for
 from mesh_tensorflow._mesh.mesh_impl import MESH_IMPLS
 from mesh_tensorflow._pjrt import pjrt
 from mesh_tensorflow.estimator.processes import devices_of, in_cluster, shards_of_process
@@ -351,9 +351,7 @@ def processor_devices(
     size = mesh_shape.size
     # TensorFlow chooses a GPU by itself where it may, which is not in a SIMD session.
     chooses = size == 1 and mesh_impl != "simd"
-    if not chooses and len(tf.config.list_physical_devices("GPU")) >= size:
-        return [f"/device:GPU:{i}" for i in range(size)]
-    return [f"/device:CPU:{i}" if mesh_impl == "simd" else "" for i in range(size)]
+    return [""] if chooses else devices_for(size, None if mesh_impl == "simd" else "")
 
 
 def check_tiling(spec: Optional[Sequence[Any]], mesh_shape: mtf.Shape) -> None:
