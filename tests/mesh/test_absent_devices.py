@@ -137,6 +137,10 @@ def test_devices_of_utils_run():
         assert processor_devices("placement", shape, absent) == absent
     with pytest.raises(ValueError, match=ERROR):
         processor_devices("simd", shape, absent)
+    # Without names: a logical CPU each, or what TensorFlow chooses.
+    cpus = ["/device:CPU:0", "/device:CPU:1"]
+    assert processor_devices("simd", shape) == devices.devices_for(2) == cpus
+    assert processor_devices("placement", shape) == devices.devices_for(2, "") == ["", ""]
 
 
 def test_names_of_one_device():

@@ -10,7 +10,7 @@ from helpers.train import linear
 import mesh_tensorflow as mtf
 from mesh_tensorflow import estimator
 from mesh_tensorflow._mesh.variables import checkpoint_files
-from mesh_tensorflow._paths import escaped, readable
+from mesh_tensorflow._paths import escaped, new_directory, readable, write_whole
 from mesh_tensorflow.checkpoint import Saver, check_checkpoint, fault_of, last_good
 from mesh_tensorflow.transformer import convert
 from mesh_tensorflow.transformer.utils import get_checkpoint_iterator
@@ -149,3 +149,26 @@ def test_names_of_checkpoints_with_brackets(tmp_path):
         assert master.numpy().tolist() == [value, value]
     assert "[" not in readable(path) and readable(str(tmp_path)) == str(tmp_path)
     assert readable("gs://bucket/a[1]/model.ckpt") == "gs://bucket/a[1]/model.ckpt"
+
+
+def test_files_and_directories_that_are_whole_or_not_there(directory):
+    """A reader finds the old text or the new one; a directory that failed can be written anew."""
+    os.mkdir(directory)
+    file, made = os.path.join(directory, "file"), os.path.join(directory, "made")
+    for text in ("old", "newer"):
+        write_whole(file, text)
+        with open(file) as f:
+            assert f.read() == text
+    assert os.listdir(directory) == ["file"]
+
+    def write(fails):
+        with new_directory(made, f"{made}.temp"):
+            os.mkdir(f"{made}.temp")  # as a builder of SavedModels, it wants none there
+            if fails:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write(True)
+    assert os.listdir(directory) == ["file"]
+    write(False)
+    assert sorted(os.listdir(directory)) == ["file", "made"]
