@@ -56,6 +56,13 @@ class StagesLike(Protocol):
           **kwargs: keyword arguments of `tf_fn`.
         """
 
+    def check_apart(self, operations: Iterable[Operation]) -> None:
+        """Checks that operations keep the stages apart.
+
+        Raises:
+          ValueError: one of them joins stages.
+        """
+
 
 class VariablePlacer(Protocol):
     """Chooses the devices of variables, as `mtf.utils.BalancedVariablePlacer` does."""
@@ -101,7 +108,8 @@ class Graph:
       looked_at: the values of Tensors that eager code has looked at; None if there are none.
       names_lent: dimension names that operations took from a layout, as attention does to be split
         further; a misspelled one is in the program by that alone.
-      stages: what gives layers variables and random values while a pipeline is built, else None.
+      stages: what gives layers variables and random values while a pipeline is built, and while a
+        gradient function that a layer has given is called; else None.
       captured_in: another object within each function whose operations are captured, such as the
         body of a loop or what is recomputed; None outside. Tensors made within one may not have a
         value outside of it.
@@ -251,10 +259,21 @@ class Graph:
         """Names operations created within under "gradients" of `op`, and records `op` in them."""
         outer, self.differentiated = self.differentiated, op
         try:
-            with self.scope(f"{op.name}/gradients"):
+            # Outside of stages: the gradients of this package go by shapes that have them.
+            with self.scope(f"{op.name}/gradients"), self.within(None):
                 yield
         finally:
             self.differentiated = outer
+
+    @contextlib.contextmanager
+    def within(self, stages: Optional[StagesLike]) -> Iterator[None]:
+        """Lets operations created within be those of layers of a pipeline; of none if None."""
+        before, self.stages = self.stages, stages
+        try:
+            yield
+        finally:
+            # Also after an error: later operations of the graph would be of these stages otherwise.
+            self.stages = before
 
     # -- rewriting; implemented in _lowering
 

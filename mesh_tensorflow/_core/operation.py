@@ -21,11 +21,17 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._core.errors import Site, WrongTypeError, caller_site, tensors_text
+from mesh_tensorflow._core.errors import (
+    Site,
+    WrongTypeError,
+    caller_site,
+    dims_text,
+    tensors_text,
+)
 from mesh_tensorflow._core.shape import Shape, single_axes
 
 if TYPE_CHECKING:
-    from mesh_tensorflow._core.graph import Graph, Mesh
+    from mesh_tensorflow._core.graph import Graph, Mesh, StagesLike
     from mesh_tensorflow._core.shape import Dimension
     from mesh_tensorflow._lowering.lowering import Lowering
     from mesh_tensorflow._mesh.mesh_impl import LaidOutTensor, MeshImpl
@@ -578,6 +584,9 @@ class Operation(metaclass=_LeavesNothingBehind):
         it does not need whole. What is past the end may be anything then, in its inputs as in its
         outputs. Without, it is given whole tensors along what a layout splits unevenly. What a
         class says is not said of a subclass of a user's that lowers otherwise.
+      takes_stages: whether a class of a user's, in a layer of a pipeline, works on slices that have
+        one dimension more, that of all stages: it finds axes by the names in the shapes of inputs
+        and outputs. Without, it is refused there.
       delays_sums: 0 if it needs the values of its inputs; else how many of them have to be partial
         sums over the same axes for its outputs to be partial sums, too.
       has_effect: whether it does something, such as print, and its outputs are its first inputs. It
@@ -591,7 +600,7 @@ class Operation(metaclass=_LeavesNothingBehind):
     """
 
     is_eager = works_by_name = has_effect = takes_padding = costs_nothing = False
-    is_of_microbatch = is_on_demand = False
+    is_of_microbatch = is_on_demand = takes_stages = False
     delays_sums = 0
     costs_by: Optional[tuple[str, ...]] = None
 
@@ -630,6 +639,8 @@ class Operation(metaclass=_LeavesNothingBehind):
         self._inputs = inputs
         self._mesh = mesh
         self._graph: Graph = mesh.graph
+        # Those whose layers are being built, which its gradient is to keep apart as well.
+        self._stages: Optional[StagesLike] = mesh.graph.stages
         self._outputs: list[Tensor] = []
         self.original: Optional[Operation] = None
         self.gradient_of: Optional[Operation] = self._graph.differentiated
@@ -667,6 +678,28 @@ class Operation(metaclass=_LeavesNothingBehind):
                 "your own that moves values between meshes gives the mesh of its outputs: "
                 "super().__init__(inputs, mesh=mesh)"
             )
+        self._check_stages(what, inputs)
+
+    def _check_stages(self, what: str, inputs: Sequence[Tensor]) -> None:
+        """Checks that slices of all stages of a pipeline are not given to what counts their axes.
+
+        Raises:
+          ValueError: they would be given to a class of a user's that does not say it takes them.
+        """
+        if self.takes_stages or "lower" not in self._own_names():
+            return
+        for x in inputs:
+            stages = x.graph.stages
+            if stages is not None and any(d in x.shape for d in stages.dims):
+                cls = type(self).__name__
+                raise ValueError(
+                    f"{what}: an operation of your own, {cls}, would lower to slices of "
+                    f"{dims_text(stages.dims)}, all stages of a pipeline at once, of "
+                    f"{tensors_text([x])}. Write it as mtf.slicewise(fn, xs), whose function is "
+                    "called for each stage by itself; or, if its constructor and `lower` find each "
+                    "axis by name in the shapes of inputs and outputs, set takes_stages = True in "
+                    f"the class {cls}"
+                )
 
     @property
     def graph(self) -> Graph:
@@ -843,6 +876,14 @@ class Operation(metaclass=_LeavesNothingBehind):
           A Tensor or None for each input.
         """
         raise NotImplementedError(f"{type(self).__name__} has no gradient: {self}")
+
+    @property
+    def stages_of_gradient(self) -> Optional[StagesLike]:
+        """The stages of the pipeline whose layer gave its gradient; None of gradients of ours.
+
+        A layer knows of no stages, nor does what it says of a gradient. Ours go by shapes.
+        """
+        return self._stages if "gradient" in self._own_names() else None
 
     # -- lowering
 

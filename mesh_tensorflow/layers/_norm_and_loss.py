@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import check_flag, dims_text
-from mesh_tensorflow._core.operation import check_fractions
+from mesh_tensorflow._core.operation import check_fractions, with_stages
 from mesh_tensorflow.ops._contractions.softmax import normalize
 from mesh_tensorflow.ops._variables.variable import InputDType, computed_in_float32, widened
 from mesh_tensorflow.utils import steps_done
@@ -279,10 +279,12 @@ def clip_activation_gradient(x: mtf.Tensor, clip_rms_norm: Optional[float] = Non
             return [dy]
         # In bfloat16 a sum of many squares would stop to grow, and in float16 it would overflow.
         wide = mtf.to_float(dy) if dy.dtype.is_floating and dy.dtype.size < 4 else dy
-        rms = mtf.sqrt(mtf.reduce_mean(mtf.square(wide)))
+        rms = mtf.sqrt(mtf.reduce_mean(mtf.square(wide), output_shape=of_each))
         # dy * min(1, clip_rms_norm / rms), without a division by an rms of 0.
         return [mtf.cast(wide / mtf.maximum(rms * (1.0 / clip_rms_norm), 1.0), dy.dtype)]
 
+    # A number; in a pipeline one of each stage, which the gradient is to keep apart, too.
+    of_each = with_stages([x], mtf.Shape([]))
     summary_for_clip_activation_gradient(x, name="forward_act", batch_dims=x.shape.dims[:-1])
     return mtf.custom_gradient(mtf.identity, clipped, [x])
 

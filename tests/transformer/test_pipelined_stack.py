@@ -66,7 +66,73 @@ class ByPosition(transformer.TransformerLayer):
         return summed(x) * mean
 
 
+class Scaled(mtf.Operation):
+    """Each row times a scale, with a gradient by the dimensions that a layer knows of."""
+
+    takes_stages = True
+
+    def __init__(self, x, scale, row):
+        super().__init__([x, scale], name="scaled")
+        self._row = row
+        self._outputs = [mtf.Tensor(self, x.shape, x.dtype)]
+
+    def gradient(self, grad_ys):
+        x, scale = self.inputs
+        dscale = mtf.reduce_sum(grad_ys[0] * x, output_shape=[self._row])
+        return [grad_ys[0] * scale - x * dscale, dscale]
+
+    def lower(self, lowering):
+        x, scale = self.inputs
+        ends = [1] * (x.shape.ndims - scale.shape.ndims)
+        scaled = lowering.mesh_impl(self).slicewise(
+            lambda x, scale: x * tf.reshape(scale, [*scale.shape, *ends]),
+            *[lowering.tensors[t] for t in (x, scale)],
+        )
+        lowering.set_tensor_lowering(self.outputs[0], scaled)
+
+
+class OwnGradients(transformer.TransformerLayer):
+    """Gradient functions that sum over all dimensions but those that a layer knows of."""
+
+    def call(self, context, x, losses=None):
+        d, row = context.model.model_dim, context.batch_dims[-1]
+        own, shared = (
+            functools.partial(
+                mtf.get_variable, context.mesh, name, [d], dtype=context.variable_dtype
+            )
+            for name in ("own", "shared")
+        )
+        if "shared" not in context.cache:  # by all layers
+            context.cache["shared"] = shared()
+
+        def grad_fn(explicit_inputs, output_grads, **_):
+            (x, w, shared), [dy] = explicit_inputs, output_grads
+            along = mtf.reduce_mean(dy * x, output_shape=[row])
+            sums = [mtf.reduce_sum(dy * x * t, output_shape=[d]) for t in (shared, w)]
+            return [dy * w * shared - x * along, *sums]
+
+        given = [own(), context.cache["shared"]]
+
+        def body(i, y):
+            return [
+                i + 1,
+                mtf.custom_gradient(lambda x, w, shared: x * w * shared, grad_fn, [y, *given]),
+            ]
+
+        i = mtf.zeros(context.mesh, [], tf.int32)
+        _, y = mtf.while_loop(lambda i, y: mtf.less(i, 2), body, [i, x])
+        y = mtf.cwise(
+            tf.tanh,
+            [y],
+            grad_function=lambda op, dy: [dy - dy * mtf.reduce_mean(dy, output_shape=[row])],
+        )
+        y = mtf.layers.clip_activation_gradient(y, clip_rms_norm=1e9)
+        y = Scaled(y, mtf.reduce_mean(y, output_shape=[row]), row).outputs[0]
+        return x + y
+
+
 BY_POSITION = [(ByPosition, {}), STILL[1]]
+OWN_GRADIENTS = [(OwnGradients, {}), STILL[1]]
 IDS = np.where(np.arange(LENGTH) < LENGTH - 2, some_ids(low=1), 0).astype("int32")
 TWO = {"num_stages": 2, "num_microbatches": 2}
 FOUR = {"num_stages": 4, "num_microbatches": 4}
@@ -101,6 +167,8 @@ def made(layers, pipe=None, blocks=4, call=None, **kwargs):
     (SWITCHING, CIRCULAR, Placing("x:2,y:2", "stages:x,experts:y")),
     (BY_POSITION, TWO, Placing("x:2,y:2", "stages:x,batch:y")),
     (BY_POSITION, CIRCULAR, Placing("x:2,y:2", "stages:x,d_model:y", simd=True)),
+    (OWN_GRADIENTS, TWO, Placing("x:2,y:2", "stages:x,batch:y")),
+    (OWN_GRADIENTS, CIRCULAR, Placing("x:2,y:2", "stages:x,d_ff:y", simd=True)),
 ], ids=lambda value: str(getattr(value, "layout", "")))  # fmt: skip
 def test_values_and_gradients(layers, pipe, placing):
     """Variables have the names of the layers in a row; masks of dropout are the same, too."""
@@ -110,7 +178,9 @@ def test_values_and_gradients(layers, pipe, placing):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layers", [DROPPING, LOSING], ids=["dropout", "losses"])
+@pytest.mark.parametrize(
+    "layers", [DROPPING, LOSING, OWN_GRADIENTS], ids=["dropout", "losses", "own gradients"]
+)
 def test_recomputed(layers):
     found = run(made(layers, TWO, recompute_grads=True), Placing("x:2", "stages:x"))
     assert_same(found, run(made(layers)))
@@ -274,6 +344,48 @@ class Joins(Mix):
         return x + mtf.reduce_sum(x, reduced_dim=stages)
 
 
+class Counting(Scaled):
+    """It does not say that it takes the slices of all stages."""
+
+    takes_stages = False
+
+
+class CountsAxes(Mix):
+    def call(self, context, x, losses=None):
+        row = context.batch_dims[-1]
+        return Counting(x, mtf.reduce_mean(x, output_shape=[row]), row).outputs[0]
+
+
+class WithGradient(Mix):
+    """A layer with a gradient function."""
+
+    def call(self, context, x, losses=None):
+        return mtf.custom_gradient(lambda x: x * 2.0, functools.partial(self.grad_fn, context), [x])
+
+
+class JoinsGradients(WithGradient):
+    def grad_fn(self, context, output_grads, **_):
+        [dy] = output_grads
+        return [dy * mtf.reduce_sum(dy, reduced_dim=dy.shape.dims[0])]
+
+
+class AsksForVariable(WithGradient):
+    def grad_fn(self, context, output_grads, **_):
+        return [output_grads[0] * mtf.get_variable(context.mesh, "late", [])]
+
+
+class DescendsShared(Mix):
+    """A gradient of what all stages share, within a layer."""
+
+    def call(self, context, x, losses=None):
+        if "shared" not in context.cache:
+            shared = mtf.get_variable(context.mesh, "shared", [context.model.model_dim])
+            context.cache["shared"] = shared
+        shared = context.cache["shared"]
+        [gradient] = mtf.gradients([mtf.square(x * shared)], [shared])
+        return x + gradient
+
+
 class Unequal(Mix):
     made = 0
 
@@ -397,6 +509,19 @@ def called(layers, pipe=TWO, blocks=4, **kwargs):
     (called([Keeps]), r"leaves .* in context.cache\['kept'\] .*; compute it in each layer, or use"),
     (called([Sets]), "the layers set context.position, which stages of a pipeline cannot share"),
     (called([Counts]), "Counts reads context.layer_index, which differs between the stages"),
+    (
+        called([CountsAxes]),
+        "scaled: an operation of your own, Counting, would lower to slices of stages=2, all stages "
+        "of a pipeline at once, .* Write it as mtf.slicewise.* or, .* set takes_stages = True in "
+        "the class Counting",
+    ),
+    (called([JoinsGradients]), r"reduce.* joins the layers of different stages"),
+    (
+        called([AsksForVariable]),
+        "custom_gradient.*: its gradient function asks for the variable late, but in a pipeline it "
+        "must use those that the function was given",
+    ),
+    (called([DescendsShared]), r"joins the layers of different stages"),
     (called([Joins]), r"joins the layers of different stages; .* keep the dimension stages=2"),
 ])  # fmt: skip
 def test_errors(build, text):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
@@ -35,8 +35,12 @@ from mesh_tensorflow._mesh.mesh_impl import MeshImpl, is_pending, summands_of
 from mesh_tensorflow._units import counted
 from mesh_tensorflow.ops._control.control import external_inputs
 from mesh_tensorflow.ops._control.while_loop import WhileLoopOperation
+from mesh_tensorflow.ops._elementwise.slicewise import PACKAGE, is_of_library
 from mesh_tensorflow.ops._source import Constant
 from mesh_tensorflow.ops._variables.variable import Variable
+
+if TYPE_CHECKING:
+    from mesh_tensorflow._core.graph import StagesLike
 
 __all__ = [
     "CustomGradientOperation",
@@ -102,7 +106,7 @@ def gradients(
             if not any(x in needed for x in op.inputs):
                 continue
             with graph.gradient_scope(op):
-                dxs = op.gradient(dys)
+                dxs = _gradients_of_inputs(op, dys)
                 # An operation of a user's may leave out those of its last inputs, or give more.
                 for x, dx in zip(op.inputs, dxs, strict=is_of_package(type(op))):
                     # An operation gives the gradients of all inputs; those that lead to none of
@@ -126,6 +130,37 @@ def _check_arguments(
             f"gradients: grad_ys has {counted(len(grad_ys), 'gradient')} for "
             f"{counted(len(ys), 'Tensor')} of ys. Give one for each, None for ones"
         )
+
+
+def _gradients_of_inputs(
+    op: Operation, dys: Sequence[Optional[Tensor]]
+) -> Sequence[Optional[Tensor]]:
+    """Returns the gradients of inputs, with those of all stages of a pipeline."""
+    graph, stages = op.graph, op.stages_of_gradient
+    if stages is None:
+        return op.gradient(dys)
+    start = len(graph.operations)
+    with graph.within(stages):
+        dxs = list(op.gradient(dys))
+    # Not those of gradients that a function asks for in turn, which go by shapes.
+    stages.check_apart(new for new in graph.operations[start:] if new.gradient_of is op)
+    for dim in stages.dims:
+        if any(dy is not None and dim in dy.shape for dy in dys):
+            dxs[:] = [
+                None if dx is None else _of_all_stages(x, dx, dim) for x, dx in zip(op.inputs, dxs)
+            ]
+    return dxs
+
+
+def _of_all_stages(x: Tensor, dx: Tensor, stages: Dimension) -> Tensor:
+    """Returns the gradient of an input, given what a function returned that knows of no stages."""
+    if dx.shape - [stages] != x.shape - [stages]:
+        return dx  # which is an error
+    # A function has the stages first; and what no stage's values are in is the same for each.
+    if stages in x.shape:
+        return mtf.broadcast(dx, x.shape)
+    # What all stages share, such as a variable, gets the sum.
+    return mtf.reduce_sum(dx, output_shape=x.shape) if stages in dx.shape else dx * stages.size
 
 
 def _accumulate(sums: dict[Tensor, Tensor], x: Tensor, dx: Tensor) -> None:
@@ -254,6 +289,11 @@ class CustomGradientOperation(_PassesOn):
             )
         # Nothing flows into the function's own operations: what the user gave stands for all of it.
         return result + [None] * len(self._fn_outputs)
+
+    @property
+    def stages_of_gradient(self) -> Optional[StagesLike]:
+        """Those of a user's gradient function; see Operation."""
+        return None if is_of_library(self._grad_fn, PACKAGE) else self._stages
 
     def cloned_from(self, original: Operation, mapping: Mapping[Tensor, Tensor]) -> None:
         """Replaces the forward operations by their copies; see Operation."""

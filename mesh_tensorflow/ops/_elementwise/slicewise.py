@@ -23,6 +23,7 @@ from mesh_tensorflow._core.shape import (
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 
 if TYPE_CHECKING:
+    from mesh_tensorflow._core.graph import StagesLike
     from mesh_tensorflow._lowering.lowering import Lowering
 
 __all__ = ["GenericGradOperation", "SlicewiseOperation", "cwise", "slicewise"]
@@ -60,12 +61,12 @@ def complex_dtype(what: str, x: Tensor) -> tf.DType:
     return _COMPLEX[x.dtype]
 
 
-_PACKAGE = "mesh_tensorflow."
+PACKAGE = "mesh_tensorflow."
 # Whose functions work on any part of what may be split, and on several parts at once.
-_LIBRARIES = (_PACKAGE, "tensorflow.", "keras.")
+_LIBRARIES = (PACKAGE, "tensorflow.", "keras.")
 
 
-def _is_of_library(fn: Any, *libraries: str) -> bool:
+def is_of_library(fn: Any, *libraries: str) -> bool:
     """Returns whether a function is one of libraries: TensorFlow, Keras or this package if none."""
     while isinstance(fn, functools.partial):
         fn = fn.func
@@ -79,15 +80,11 @@ def _stages_apart(fn: Any, xs: Sequence[Tensor]) -> Optional[Dimension]:
     axis 1, would take another dimension in the slices of all stages. What this package applies
     finds its axes in shapes that have the stages.
     """
-    graph = xs[0].graph
-    if _is_of_library(fn, _PACKAGE):
+    stages = xs[0].graph.stages
+    if stages is None or is_of_library(fn, PACKAGE):
         return None
-    stage: Optional[Dimension]
-    if graph.stages is not None:
-        [stage] = graph.stages.dims
-    else:  # a function that such a function's gradient is computed by knows of no stages either
-        stage = getattr(graph.differentiated, "stages_apart", None)
-    return stage if stage and any(stage in x.shape for x in xs) else None
+    [stage] = stages.dims
+    return stage if any(stage in x.shape for x in xs) else None
 
 
 class SlicewiseOperation(Operation):
@@ -116,33 +113,33 @@ class SlicewiseOperation(Operation):
         grad_function: Optional[Callable] = None,
         name: Optional[str] = None,
         is_elementwise: bool = False,
-        stages_apart: Optional[Dimension] = None,
     ):
         """Creates the operation.
 
         Args:
           tf_fn: takes a tf.Tensor for each input; returns one, or a tuple of them.
           inputs: Tensors.
-          output_shapes: Shapes.
+          output_shapes: Shapes, in a pipeline with or without the stages.
           output_dtypes: tf.DTypes.
           splittable_dims: the Dimensions along which `tf_fn` works on parts independently.
           grad_function: takes this operation and a gradient for each output; returns a list of
             gradients of the inputs. If None, TensorFlow's own gradient of `tf_fn`.
           name: a string or None.
           is_elementwise: see the attributes.
-          stages_apart: see the attributes.
         """
         super().__init__(inputs, name=name or "slicewise")
         self.is_elementwise = is_elementwise
-        self.stages_apart = stages_apart
+        # With equal shapes no position matters to a function of elements.
+        by_element = is_elementwise and all(x.shape == inputs[0].shape for x in inputs)
+        stage = self.stages_apart = None if by_element else _stages_apart(tf_fn, inputs)
         self._tf_fn = tf_fn
         self._grad_function = grad_function
         self._outputs = [
-            Tensor(self, shape, dtype, index=i)
-            for i, (shape, dtype) in enumerate(zip(output_shapes, output_dtypes, strict=True))
+            Tensor(self, Shape([stage, *s]) if stage and stage not in s else s, dtype, index=i)
+            for i, (s, dtype) in enumerate(zip(output_shapes, output_dtypes, strict=True))
         ]
         # Whole by default: nothing is known of what the function does along a dimension.
-        apart = [] if stages_apart is None else [stages_apart]
+        apart = [] if stage is None else [stage]
         self._initialize_splittable_and_unsplittable_dims(
             "unsplittable", [d.name for d in (*splittable_dims, *apart)]
         )
@@ -159,13 +156,20 @@ class SlicewiseOperation(Operation):
         return GenericGradOperation(self, grad_ys).outputs
 
     @property
+    def stages_of_gradient(self) -> Optional[StagesLike]:
+        """Those of a user's gradient function; see Operation."""
+        if self._grad_function is None:
+            return super().stages_of_gradient
+        return None if is_of_library(self._grad_function, PACKAGE) else self._stages
+
+    @property
     def counts_on_slices(self) -> bool:
         """Whether processors must not be merged: it has a function of the user's own.
 
         Published programs take the only block of a slice, as in `x[:, 0, 0, 0]`, read sizes of
         slices, or number what is in one: of the joint slice of two processors that is another.
         """
-        own = not self.is_elementwise and not _is_of_library(self._tf_fn)
+        own = not self.is_elementwise and not is_of_library(self._tf_fn)
         return own or super().counts_on_slices
 
     def lower(self, lowering: Lowering) -> None:
@@ -430,12 +434,7 @@ def slicewise(
         dtypes = [tf.as_dtype(t) for t in output_dtype]
     else:
         dtypes = [xs[0].dtype if output_dtype is None else tf.as_dtype(output_dtype)] * len(shapes)
-    stage = _stages_apart(tf_fn, xs)
-    if stage is not None:
-        shapes = [s if stage in s else Shape([stage, *s]) for s in shapes]
-    op = SlicewiseOperation(
-        tf_fn, xs, shapes, dtypes, splittable_dims, grad_function, name, stages_apart=stage
-    )
+    op = SlicewiseOperation(tf_fn, xs, shapes, dtypes, splittable_dims, grad_function, name)
     return tuple(op.outputs) if len(op.outputs) > 1 else op.outputs[0]
 
 
@@ -475,8 +474,6 @@ def cwise(
                 f"position, not by name. Give mtf.transpose({x.name}, {xs[0].shape})"
             )
     shape, dtype = xs[0].shape, tf.as_dtype(output_dtype or xs[0].dtype)
-    # With equal shapes no position matters.
-    stage = None if all(x.shape == shape for x in xs) else _stages_apart(tf_fn, xs)
     op = SlicewiseOperation(
         tf_fn,
         xs,
@@ -486,6 +483,5 @@ def cwise(
         grad_function,
         name or "cwise",
         is_elementwise=True,
-        stages_apart=stage,
     )
     return op.outputs[0]

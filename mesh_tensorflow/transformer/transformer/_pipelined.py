@@ -128,16 +128,9 @@ class Stages:
         self._given: Optional[dict[str, mtf.Tensor]] = None
         self._noise: Iterator[Optional[mtf.Tensor]] = iter(())
 
-    @contextlib.contextmanager
-    def building(self, inside: bool = True) -> Iterator[None]:
-        """Lets the operations of layers come here for variables and random values, or not."""
-        graph = self._mesh.graph
-        graph.stages, before = self if inside else None, graph.stages
-        try:
-            yield
-        finally:
-            # Also after an error: later operations of the graph would come here otherwise.
-            graph.stages = before
+    def check_apart(self, operations: Iterable[Operation]) -> None:
+        """Checks that operations keep the stages apart; see StagesLike."""
+        check_stages_apart(operations, self._pipes.stages)
 
     def _in_all(self, shape: mtf.Shape) -> mtf.Shape:
         return mtf.Shape([*self.dims, *(d for d in shape if d not in self.dims)])
@@ -149,7 +142,7 @@ class Stages:
 
     def zeros(self, shape: mtf.Shape, dtype: tf.DType) -> mtf.Tensor:
         """Returns what stands for a Tensor in the first call."""
-        with self.building(inside=False):
+        with self._mesh.graph.within(None):
             if dtype == tf.bool:
                 return mtf.cast(mtf.zeros(self._mesh, shape), dtype)
             return mtf.zeros(self._mesh, shape, dtype)
@@ -159,6 +152,13 @@ class Stages:
     ) -> mtf.Tensor:
         """Returns the values of a variable in all stages; see StagesLike."""
         full_name = full_variable_name(name)
+        differentiated = self._mesh.graph.differentiated
+        if differentiated is not None:
+            raise ValueError(
+                f"{differentiated.name}: its gradient function asks for the variable {full_name}, "
+                "but in a pipeline it must use those that the function was given, which are among "
+                "explicit_inputs and all_inputs, or the inputs of the operation"
+            )
         if self._given is not None:
             return self._given[full_name]
         # A layer may ask for one variable twice, as for a table that it shares with others.
@@ -190,7 +190,8 @@ class Stages:
             self._random.append(asked)
             return asked.placeholder
         # They were made in the order of the first call, which the layers repeat.
-        found = next(self._noise)
+        # A gradient function draws for itself: it is called when all of them have been taken.
+        found = next(self._noise, None)
         if found is None:
             return RandomOperation(self._mesh, inside, tf_fn, **kwargs).outputs[0]
         return mtf.transpose(found, inside)
@@ -336,9 +337,10 @@ def check_stages_apart(operations: Iterable[Operation], stages: mtf.Dimension) -
     Raises:
       ValueError: one of them joins stages.
     """
-    for op in operations:
+    for op in with_inner_operations(operations):
         joined = [x for x in op.inputs if stages in x.shape]
-        if joined and not all(stages in y.shape for y in op.outputs):
+        # A loop counts, beside what has the stages: what it joins, its operations join.
+        if joined and op.loop is None and not all(stages in y.shape for y in op.outputs):
             raise ValueError(
                 f"PipelinedLayerStack: {op.name} ({type(op).__name__}) makes "
                 f"{', '.join(str(y.shape) for y in op.outputs)} of {joined[0].shape}, and so joins "
@@ -651,7 +653,6 @@ class _Call:
         before = dict(vars(inner))
         self._apply(inner, x)
         operations = graph.operations[start:]
-        check_stages_apart(operations, self._pipes.stages)
         new = {key: value for key, value in inner.cache.items() if key not in known}
         variables = stages.placeholders
         shared = {key: variables[v] for key, v in new.items() if v in variables}
@@ -667,12 +668,16 @@ class _Call:
         return shared, [side for side, t in self._stand_ins.items() if t in tensors]
 
     def _apply(self, inner: Context, x: mtf.Tensor) -> mtf.Tensor:
-        with self._stages.building():
+        graph = x.graph
+        start = len(graph.operations)
+        with graph.within(self._stages):
             for i, layer in enumerate(self._layers):
                 # Names of a variable in other stages are those of the layer that asks for it.
                 self._stages.position = i
                 with tf.variable_scope(layer.name or ""), self._said_where(layer, x):
                     x = self._stack._layer_fn(x, layer, inner)
+        # In each call: a Tensor that all stages share has the stages in the first one.
+        self._stages.check_apart(graph.operations[start:])
         return x
 
     @contextlib.contextmanager
