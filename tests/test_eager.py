@@ -221,6 +221,27 @@ def test_what_a_function_has_stays():
     np.testing.assert_allclose(step(), np.sum((START / 16) ** 2))
 
 
+class Fails(mtf.Operation):
+    """It is lowered after what is before it in the program."""
+
+    def __init__(self, x):
+        super().__init__([x], name="fails")
+        self._outputs = [mtf.Tensor(self, x.shape, x.dtype)]
+
+    def lower(self, lowering):
+        raise ValueError("not on this day")
+
+
+@pytest.mark.parametrize("mesh_shape, layout", LAYOUTS)
+def test_a_lowering_that_fails_assigns_nothing(mesh_shape, layout):
+    training = Training()
+    training.lower()  # halves the variable
+    Fails(training.loss)  # after the assignment
+    with pytest.raises(ValueError, match="not on this day"):
+        training.lower(mesh_shape, layout)
+    np.testing.assert_array_equal(training.w.get_master().numpy(), START / 2)
+
+
 def test_initializers():
     """Those of the scope, defaults by dtype; one that fails leaves nothing behind."""
     mesh = mtf.Mesh(mtf.Graph(), "mesh")

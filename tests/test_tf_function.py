@@ -11,6 +11,7 @@ from helpers import processes
 import mesh_tensorflow as mtf
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
+from mesh_tensorflow.testing import harness
 
 IN, HIDDEN, OUT = mtf.Dimension("in", 8), mtf.Dimension("hidden", 16), mtf.Dimension("out", 4)
 RATE = 0.1
@@ -342,6 +343,42 @@ def test_checkpoint(tmp_path):
     fresh, _ = training_function("x:4", "hidden:x")
     tf2.train.Checkpoint(store=fresh.store).restore(path)
     assert [float(fresh(x, t)) for _ in range(3)] == after
+
+
+@pytest.mark.parametrize("traced", [True, False])
+@pytest.mark.parametrize("layout", ["", "a:x"])
+def test_gradients_and_saved_models_of_tensorflow(layout, traced, tmp_path):
+    """Tapes know tf variables: that of a whole value, and those of slices; saved models, the store."""
+
+    def total(x):
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        w = mtf.get_variable(mesh, "w", "a:4", initializer=tf.constant_initializer(3.0))
+        y = mtf.reduce_sum(mtf.square(w) * mtf.import_tf_tensor(mesh, x, "a:4"))
+        impl = PlacementMeshImpl("x:2", layout, ["cpu:0"] * 2)
+        return mtf.Lowering(mesh.graph, {mesh: impl}).export_to_tf_tensor(y)
+
+    store, x = mtf.VariableStore(), np.arange(4.0, dtype=np.float32)
+    with harness.separate_memories(), store.scope():
+        if traced:
+            total = mtf.function(total, store=store)
+        total(tf.constant(x))
+        with tf2.GradientTape(persistent=True) as tape:
+            y = total(tf.constant(x))
+    slices = list(store.slice_variables("w").values())
+    np.testing.assert_allclose(np.concatenate(tape.gradient(y, slices)), 6 * x)
+    if layout:
+        mend = r"'w' is kept in 2 slices.*store\.slice_variables\('w'\); or .*mtf\.gradients"
+        with pytest.raises(ValueError, match=mend):
+            tape.gradient(y, store.masters)
+    else:
+        np.testing.assert_allclose(tape.gradient(y, store.masters)["w"], 6 * x)
+    module = tf2.Module()
+    module.kept = store.masters["w"]
+    with pytest.raises(ValueError, match=r"hold the store, module\.store = store"):
+        tf2.saved_model.save(module, str(tmp_path))
+    module.kept, module.store = None, store
+    tf2.saved_model.save(module, str(tmp_path))
+    assert "w" in tf2.saved_model.load(str(tmp_path)).store._by_name
 
 
 def test_moving_values_to_another_layout():

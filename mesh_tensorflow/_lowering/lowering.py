@@ -461,7 +461,9 @@ class Lowering:
             graph uses already are stored.
 
         Raises:
-          ValueError: an operation cannot be lowered in this layout; the message names it.
+          ValueError: an operation cannot be lowered in this layout; the message names it. In eager
+            code, where lowering computes, variables are then as they were, unless what has failed
+            depends on an assignment.
         """
         # What is made from here on is the step, whose reads go before increments of what it reads.
         start = operations_so_far()
@@ -478,9 +480,9 @@ class Lowering:
         if autostack:
             self.autostack()
         operations, passed = [op for op in graph.operations if not op.is_on_demand], []
-        if nan_checks_in_force() is not None:
-            # Nothing is assigned before all that depends on no assignment has passed its checks: a
-            # step that fails leaves all variables as they were.
+        if nan_checks_in_force() is not None or tf.executing_eagerly():
+            # Nothing is assigned before all that depends on no assignment has been computed, and
+            # has passed its checks: a step that fails leaves all variables as they were.
             first, operations = parted_at_assignments(operations)
             self.lower_operations(first)
             passed = all_checks(self)

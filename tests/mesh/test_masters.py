@@ -210,6 +210,18 @@ def test_init_from_checkpoint(after, tmp_path):
     np.testing.assert_array_equal(values["v"], VALUE[0, :8])  # its own initial value
 
 
+def test_slices_are_loaded_in_a_session():
+    """As tf variables are: processors are numbered by rows, then by columns."""
+    p = Program(SPLIT)
+    slices = p.lowering.variables[p.values["m"].operation].laid_out_tensor.all_slices
+    with new_session() as session:
+        session.run(tf.global_variables_initializer())
+        for i, v in enumerate(slices):
+            v.load(np.full([4, 8], i, np.float32), session)
+        found = session.run(p.exports["m"])
+    np.testing.assert_array_equal(found, np.kron([[0, 1], [2, 3]], np.ones([4, 8])))
+
+
 def test_masters_are_read_and_set_as_tf_variables_are():
     p = Program(SPLIT)
     m = p.masters["m"]

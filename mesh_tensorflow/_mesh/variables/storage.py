@@ -657,16 +657,20 @@ class MasterVariable(WholeVariable):
           value: an array of the shape of the variable.
           session: the default session if None.
         """
-        # `load` may be called anywhere, and must not wait for what is being built there.
-        with self.graph.as_default(), tf.control_dependencies(None):
-            fed = tf.placeholder(self.dtype, self.shape)
-            done = self.assign(fed, read_value=False)
-        (session or tf.get_default_session()).run(done, {fed: value})
+        _load(self, value, session)
 
     def to_proto(self, export_scope: Optional[str] = None) -> Any:
         """Returns a VariableDef; None if the value is in slices."""
         # TensorFlow leaves out of a MetaGraph what has no proto; the slices are not one variable.
         return None if self.is_bound else self._tf_variable.to_proto(export_scope)
+
+
+def _load(variable: Any, value: npt.ArrayLike, session: Optional[tf.Session] = None) -> None:
+    # `load` may be called anywhere, and must not wait for what is being built there.
+    with variable.graph.as_default(), tf.control_dependencies(None):
+        fed = tf.placeholder(variable.dtype, variable.shape)
+        done = variable.assign(fed, read_value=False)
+    (session or tf.get_default_session()).run(done, {fed: value})
 
 
 def make_master(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> MasterVariable:
@@ -971,6 +975,8 @@ class SliceVariables(LaidOutVariable):
             for v in self.slices.values():
                 # TensorFlow made it with zeros, by which a program would begin with other weights.
                 v._initializer_op = made
+                # TensorFlow's own feeds the value of the initializer that it made.
+                v.load = functools.partial(_load, v)
         return [self.slices[owner] for owner in self.owner]
 
     # -- reading and assigning

@@ -153,6 +153,8 @@ class StoredMaster(WholeVariable):
 
     # By this, savers of TensorFlow tell variables of eager code from those of a graph.
     _in_graph_mode = False
+    # By this, a tf.GradientTape asks for the handle.
+    _should_act_as_resource_variable = True
 
     def __init__(
         self, store: VariableStore, name: str, shape: Shape, dtype: tf.DType, trainable: bool
@@ -190,6 +192,38 @@ class StoredMaster(WholeVariable):
     @property
     def initializer(self) -> None:
         """None: the variable is initialized already."""
+
+    @property
+    def handle(self) -> tf.Tensor:
+        """The handle of the tf variable that has the whole value, by which a tape knows it.
+
+        Raises:
+          ValueError: the value is in several slices.
+        """
+        self._at_storage()
+        slices = list(self._store.slice_variables(self._variable_name).values())
+        if len(slices) != 1:
+            # A tape that is to join their gradients may end the process: TensorFlow's zeros for
+            # what is unconnected count on one variable for each source.
+            raise ValueError(
+                f"variable {self._variable_name!r} is kept in {len(slices)} slices, which a "
+                "tf.GradientTape knows, and not the whole of them. Ask it for the gradients of "
+                f"the slices, store.slice_variables({self._variable_name!r}); or make the "
+                "gradient in the program: mtf.gradients([loss], [w])"
+            )
+        return slices[0].handle
+
+    def _trackable_children(
+        self, save_type: str = "checkpoint", **kwargs: Any
+    ) -> Mapping[str, Any]:
+        """Returns nothing for checkpoints; SavedModels have the slices, by way of the store."""
+        if save_type != "checkpoint":
+            raise ValueError(
+                f"variable {self._variable_name!r} is kept in slices by a VariableStore, and "
+                "tf.saved_model.save saves these, and not the whole of them. Let what is saved "
+                "hold the store, module.store = store, and nothing of store.masters"
+            )
+        return super()._trackable_children(save_type, **kwargs)
 
     def numpy(self) -> np.ndarray:
         """Returns the whole value as a NumPy array; only in eager code."""
