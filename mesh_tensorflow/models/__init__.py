@@ -374,7 +374,7 @@ class LanguageModel(Pretrained):
         logits, _ = self.model.call_simple(
             x, None, compute_loss=False, mode="infer", variable_dtype=self._variable_dtype
         )
-        return self._place.lower(mesh).export_to_tf_tensor(logits)
+        return self._place.lower(mesh, ids.shape[0]).export_to_tf_tensor(logits)
 
     # -- training
 

@@ -418,7 +418,7 @@ class TextEncoder(Pretrained):
                 square = mtf.reduce_sum(mtf.square(x), reduced_dim=hidden)
                 # A length of 1e-12 at least, as PyTorch has it: the vector 0 stays what it is.
                 x *= mtf.rsqrt(mtf.maximum(square, 1e-24))
-        return self._place.lower(mesh).export_to_tf_tensor(x)
+        return self._place.lower(mesh, ids.shape[0]).export_to_tf_tensor(x)
 
     def _write_more(self, folder: str) -> None:
         super()._write_more(folder)

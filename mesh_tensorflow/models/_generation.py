@@ -492,7 +492,7 @@ class Generator:
             **inputs.prompts(mesh),
             **{name: imported(mesh, value) for name, value in values.items()},
         )
-        lowering = self._place.lower(mesh)
+        lowering = self._place.lower(mesh, inputs.ids.shape[0])
         return lowering.export_to_tf_tensor(sampled)
 
     def search(
@@ -562,7 +562,7 @@ class Generator:
             repetition_penalty=1.0 if penalty is None else imported(mesh, penalty),
             **inputs.prompts(mesh),
         )
-        lowering = self._place.lower(mesh)
+        lowering = self._place.lower(mesh, inputs.ids.shape[0])
         both, scores = (lowering.export_to_tf_tensor(x) for x in found)
         return both, scores
 
@@ -593,7 +593,7 @@ class Generator:
             imported(mesh, targets, "batch", "length"),
             logits.shape.dims[-1],
         )
-        lowering = self._place.lower(mesh)
+        lowering = self._place.lower(mesh, fed.shape[0])
         return lowering.export_to_tf_tensor(mtf.negative(losses))
 
     def _heard(

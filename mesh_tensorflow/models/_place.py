@@ -224,16 +224,17 @@ class Place:
 
         return call
 
-    def lower(self, mesh: mtf.Mesh) -> mtf.Lowering:
+    def lower(self, mesh: mtf.Mesh, rows: int) -> mtf.Lowering:
         """Returns the Lowering of a program of such a function.
 
         Args:
           mesh: the Mesh.
+          rows: the size of its batch, as `filled_up` has made it.
         """
         if self.of_simd is not None:
             impl = self.of_simd.make_impl()
         else:
-            impl = self.mesh_impl if self.of_jax is None else pjrt().mesh_impl()
+            impl = self._for(rows).mesh_impl if self.of_jax is None else pjrt().mesh_impl()
         return mtf.Lowering(mesh.graph, {mesh: impl})
 
     @property
@@ -260,7 +261,18 @@ class Place:
         Args:
           rows: an array, [batch, ...].
         """
-        return np.concatenate([rows, *[rows[-1:]] * (-len(rows) % self._parts("batch"))])
+        parts = self._for(len(rows))._parts("batch")
+        return np.concatenate([rows, *[rows[-1:]] * (-len(rows) % parts)])
+
+    def _for(self, rows: int) -> Place:
+        """Returns the place of a program of so many rows: a single one is not split.
+
+        Copies of it for the other processors would be as much work on each of them, and more where
+        several share a memory, in which equal slices are computed once.
+        """
+        # A program of JAX or of a SIMD mesh has the layout of the function that it is of.
+        has_own = self.of_jax is None and self.of_simd is None
+        return self.without("batch") if rows == 1 and has_own else self
 
     def without(self, name: str) -> Place:
         """Returns the same place with a layout that does not split a dimension.
@@ -370,7 +382,9 @@ def place_of(
         simd = mesh_impl == "simd"
         places = devices_of(shape, devices, simd, what)
         # Else, a rule with a misspelled mesh dimension would split nothing, without a word.
-        impl = PlacementMeshImpl(shape, rules, places, strict_layout=True, **stored)
+        # Processors of one memory would each read the same weights from it, which is most of the
+        # time of a step of decoding.
+        impl = PlacementMeshImpl(shape, rules, places, strict_layout=True, merge="memory", **stored)
         if not simd:
             return Place(impl, shows=shows)
         return Place(impl, of_simd=Placing(shape, rules, places, True, stored=stored), shows=shows)

@@ -297,6 +297,53 @@ def test_layers_of_a_step_share_what_depends_on_the_position_alone(place):
     assert kinds["ScatterNdNonAliasingAdd"] and not kinds["TensorScatterUpdate"]
 
 
+@pytest.mark.parametrize("mesh_impl, rows", [(None, [1, 2, 4]), ("simd", [2, 2, 4])])
+def test_a_single_row_is_not_split(mesh_impl, rows):
+    """Where programs have layouts of their own, others are filled up for the layout's parts."""
+    place = a_model(mesh_shape="x:2", layout="batch:x", mesh_impl=mesh_impl)._place
+    assert [len(place.filled_up(np.zeros([n, 3]))) for n in (1, 2, 3)] == rows
+    if mesh_impl is None:
+        split = nodes_of_steps("llama", mesh_shape="x:2", layout="batch:x")
+        assert split["MatMul"] == nodes_of_steps("llama")["MatMul"]
+
+
+ON_LOGICAL_CPUS = """
+import json, sys
+import tensorflow as tf
+import mesh_tensorflow as mtf
+
+[cpu] = tf.config.list_physical_devices("CPU")
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
+prompts = json.loads(sys.argv[2])
+where = {"mesh_shape": "x:2,y:2", "layout": "batch:x,vocab:y,d_ff:y,heads:y?"}
+model = mtf.models.from_pretrained(sys.argv[1], **where)
+found = [model.generate(prompts[:n], 8, stop=-1, num_beams=b) for n in (1, 2, 3) for b in (1, 2)]
+impl = model._place.mesh_impl
+print(json.dumps([impl.execution_impl.size, len(set(impl.devices)), found]))
+"""
+
+
+@pytest.mark.slow
+def test_logical_cpus_compute_as_one():
+    """Each would read the same weights from the memory that they share."""
+    prompts = [PROMPTS[0], PROMPTS[1], PROMPTS[0]]
+    done = subprocess.run(
+        [sys.executable, "-c", ON_LOGICAL_CPUS, str(FIXTURES / "llama"), json.dumps(prompts)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    processors, devices, found = json.loads(done.stdout.splitlines()[-1])
+    assert (processors, devices) == (1, 4)
+    model = a_model()
+    assert found == [
+        model.generate(prompts[:n], 8, stop=-1, num_beams=b) for n in (1, 2, 3) for b in (1, 2)
+    ]
+
+
 # -- ends
 
 
