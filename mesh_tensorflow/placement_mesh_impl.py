@@ -55,6 +55,7 @@ from mesh_tensorflow._mesh.slice_functions import (
     binary_reduction_fn,
     complex_view,
     contract,
+    read_here,
     real_view,
 )
 from mesh_tensorflow._mesh.variables.storage import SliceVariables
@@ -743,7 +744,7 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
             key = (self._domains[pnum], *map(id, arguments))
             if key not in shared:
                 with tf.device(device), at_device(device):
-                    shared[key] = fn(*arguments)
+                    shared[key] = fn(*map(read_here, arguments))
             results.append(shared[key])
         if isinstance(results[0], tuple):
             return tuple(PlacedTensor(column) for column in zip(*results))

@@ -122,6 +122,37 @@ def remember_reshaped(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
     return y
 
 
+# Up to this, TensorFlow computes what is made of constants before it knows where it is read.
+SMALL_BYTES = 100 * 2**10
+_HANDLES = (tf.resource, tf.variant)
+
+
+def read_here(x: Any) -> Any:
+    """Returns what another device has as it is on the current one, if it is small.
+
+    TensorFlow computes what is made of constants before the first step, but on each device by
+    itself: what another one sends is not known then, and all that is made of it is computed in each
+    step. A small constant is known on the device of an identity, too.
+
+    Args:
+      x: a tf.Tensor, or anything else, which is returned as it is.
+    """
+    device = _device.get()
+    if not isinstance(device, str) or not device or not tf.is_tensor(x) or tf.executing_eagerly():
+        return x
+    elements = x.shape.num_elements()
+    if elements is None or elements * x.dtype.size > SMALL_BYTES or x.dtype in _HANDLES:
+        return x
+    # A function's graph has what it captures on no device.
+    elsewhere = x.graph is tf.get_default_graph() and _full_name(x.device) != _full_name(device)
+    return remembered("read", [x], (), lambda: tf.identity(x)) if elsewhere else x
+
+
+@functools.cache
+def _full_name(device: str) -> str:
+    return tf.DeviceSpec.from_string(device).to_string()
+
+
 # -- slices of one processor
 
 _PARTS = {tf.complex64: tf.float32, tf.complex128: tf.float64}

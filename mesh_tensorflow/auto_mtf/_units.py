@@ -28,6 +28,18 @@ from mesh_tensorflow.ops._variables.variable import Assign, Variable
 # -- the steps of a program
 
 
+class MadeOf(NamedTuple):
+    """What a result is made of that depends on constants alone.
+
+    Attributes:
+      operations: Operations in order, of which the last one has this result.
+      key: a number, the same for equal operations on equal inputs.
+    """
+
+    operations: tuple[Operation, ...]
+    key: int
+
+
 class Step(NamedTuple):
     """One event of a program.
 
@@ -42,7 +54,7 @@ class Step(NamedTuple):
         only.
       beside: whether another operation, of the same slices, is computed beside it; see
         `computed_beside`.
-      is_constant: whether it depends on constants alone; see `constant_operations`.
+      made_of: of a result that depends on constants alone, what it is made of; see `constants`.
     """
 
     op: Optional[Operation]
@@ -53,22 +65,28 @@ class Step(NamedTuple):
     weight: Optional[Weight] = None
     assigned: bool = False
     beside: bool = False
-    is_constant: bool = False
+    made_of: Optional[MadeOf] = None
 
 
-def constant_operations(operations: Iterable[Operation]) -> frozenset[Operation]:
-    """Returns the operations whose results depend on no variable, data or random number.
+def constants(operations: Iterable[Operation]) -> dict[Operation, MadeOf]:
+    """Returns, for operations whose results depend on constants alone, what these are made of.
+
+    Neither variables nor data or random numbers are among that.
 
     Args:
       operations: the Operations of a program, in order.
     """
-    found: set[Operation] = set()
+    found: dict[Operation, MadeOf] = {}
+    number: dict[Hashable, int] = {}
     for op in operations:
         if op.has_effect or op.inner_operations:
             continue
         if all(x.operation in found for x in op.inputs) if op.inputs else is_constant(op):
-            found.add(op)
-    return frozenset(found)
+            before = [(found[x.operation], x.operation.outputs.index(x)) for x in op.inputs]
+            made_of = dict.fromkeys(itertools.chain(*(one.operations for one, _ in before)))
+            key = (signature(op), *((one.key, place) for one, place in before))
+            found[op] = MadeOf((*made_of, op), number.setdefault(key, len(number)))
+    return found
 
 
 def computed_beside(operations: Sequence[Operation]) -> frozenset[Operation]:
@@ -106,9 +124,9 @@ def program_steps(
       operations: Operations in order.
       outputs: Tensors whose values are needed at the end.
     """
-    beside, constants = computed_beside(operations), constant_operations(operations)
+    beside, made_of = computed_beside(operations), constants(operations)
     for step in _steps(operations, 1.0, None, beside):
-        yield step._replace(is_constant=step.op in constants)
+        yield step if step.op is None else step._replace(made_of=made_of.get(step.op))
     yield Step(None, tuple(outputs), (), 1.0, "outputs")
 
 
@@ -420,15 +438,20 @@ def program_units(
 def _operation(
     op: Operation, weight: Optional[Weight], step: Step, candidates: frozenset[str]
 ) -> Unit:
+    # Whether all of that is known before the first step depends on how each part of it is split.
+    made_of, key = step.made_of or ((), None)
+
     def seconds(model: CostModel, impl: MeshImpl) -> Seconds:
         own = model.in_parts(weight, impl)
-        if step.is_constant and model.is_folded(op, own):
+        share = 1.0 - model.folded_share(made_of, own) if made_of else 1.0
+        if not share:
             return ZERO
-        return model.operation(op, own).times(model.beside(op, own) if step.beside else 1.0)
+        seconds = model.operation(op, own).times(share)
+        return seconds.times(model.beside(op, own) if step.beside else 1.0)
 
-    key = (signature(op), weight, step.beside, step.is_constant)
-    dims = dims_of([op], [weight], candidates)
-    return Unit(key, dims, step.times, step.layer, seconds, is_stored=weight is not None)
+    dims = dims_of(made_of or [op], [weight], candidates)
+    signed = (signature(op), weight, step.beside, key)
+    return Unit(signed, dims, step.times, step.layer, seconds, is_stored=weight is not None)
 
 
 def _gather(x: Tensor, times: float, candidates: frozenset[str], is_sum: bool) -> Unit:

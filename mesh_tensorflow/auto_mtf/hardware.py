@@ -21,6 +21,7 @@ from mesh_tensorflow._core.placement import cost_of
 from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._mesh.devices import cores
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.slice_functions import SMALL_BYTES
 from mesh_tensorflow._units import ms_text
 from mesh_tensorflow.auto_mtf._space import Storing, Weight
 from mesh_tensorflow.ops._contractions.conv import ConvNdOperation
@@ -444,20 +445,36 @@ class CostModel:
             cost = dataclasses.replace(cost, flops=int(cost.flops * kept))
         return self._roofline(cost, rate, tensors, impl)
 
-    def is_folded(self, op: Operation, impl: MeshImpl) -> bool:
-        """Returns whether an operation on constants is computed once, before the first step.
+    def folded_share(self, made_of: Iterable[Operation], impl: MeshImpl) -> float:
+        """Returns which part of an operation on constants is computed once, before the first step.
 
         Args:
-          op: an Operation.
+          made_of: Operations in order, those that its inputs are made of and itself.
           impl: a MeshImpl.
         """
-        tensors = [*op.inputs, *op.outputs]
-        # One program for all processors takes its part by a number that it does not know before.
-        if not self.hardware.one_memory and self._parts(impl, tensors) > 1:
-            return False
-        sizes = (impl.laid_out_size(x.shape) * x.dtype.size / impl.size for x in tensors)
-        small = max(sizes, default=0) < self.hardware.folded_bytes
-        return small and not cost_of(op, impl).collectives
+        # By result: the mesh axes along which only the first processors know all that theirs is
+        # made of; none if all know all of it, which a device computes again if it is small.
+        of_first: dict[Tensor, frozenset[int]] = {}
+        everywhere: set[Tensor] = set()
+        for op in made_of:
+            tensors = [*op.inputs, *op.outputs]
+            # One program for all processors takes its part by a number that it does not know
+            # before.
+            if not self.hardware.one_memory and self._parts(impl, tensors) > 1:
+                return 0.0
+            sizes = (impl.laid_out_size(x.shape) * x.dtype.size / impl.size for x in tensors)
+            largest = max(sizes, default=0)
+            if largest >= self.hardware.folded_bytes or cost_of(op, impl).collectives:
+                return 0.0
+            split = {axis for x in tensors for axis in impl.splitting_axes(x.shape)}
+            # Equal slices are on the first processor that has one, from where others read them.
+            far = [split.difference(impl.splitting_axes(x.shape))
+                   for x in op.inputs if x not in everywhere]  # fmt: skip
+            known = frozenset().union(*far, *(of_first[x] for x in op.inputs))
+            of_first.update(dict.fromkeys(op.outputs, known))
+            if largest <= SMALL_BYTES and everywhere.issuperset(op.inputs):
+                everywhere.update(op.outputs)
+        return 1.0 / self._processors(known)
 
     def _in_vectors(self, y: Tensor, impl: MeshImpl) -> float:
         """Returns how many channels are computed for each of a slice, with those to fill vectors.

@@ -500,6 +500,27 @@ def test_constants_take_no_time(tf_graph):
     assert KNOWN.folded_bytes == 0  # XLA computes them within what reads them
 
 
+@pytest.mark.parametrize("size, share", [(1024, 0.0), (2**15, 0.5)])
+def test_constants_that_processors_read_of_each_other(tf_graph, size, share):
+    """What is made of large ones is computed in each step, but by the processor that has them."""
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    d, e = mtf.Dimension("d", size), mtf.Dimension("e", 4)
+    y = mtf.range(mesh, d, tf.float32) * mtf.range(mesh, e, tf.float32)
+
+    def seconds(output, limit, layout="e:a"):
+        machine = SHARED.replace(folded_bytes=limit)
+        estimator = StepEstimator(mesh.graph, "a:2", [output], machine)
+        return estimator.estimate(layout).seconds.compute
+
+    z = mtf.exp(y)  # of equal slices, but not made before the first step where `y` is not
+    (range_d, range_e), kept = y.operation.inputs, 2**30
+    computed = [seconds(x, 0) for x in (y, z)]
+    parts = computed[0] - seconds(range_d, 0) - seconds(range_e, 0), computed[1] - computed[0]
+    assert seconds(y, kept) == pytest.approx(share * parts[0])
+    assert seconds(z, kept) == pytest.approx(share * sum(parts))
+    assert seconds(z, kept, "d:a") == seconds(z, kept, "") == 0.0
+
+
 def test_transforms_in_one_memory(tf_graph):
     """The axes that split the input and the output of one are not split at a time."""
     mesh = mtf.Mesh(mtf.Graph(), "mesh")

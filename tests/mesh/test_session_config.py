@@ -115,3 +115,22 @@ def test_threads_do_not_change_results():
     ours, default = (json.loads(done.stdout) for done in found)
     assert ours == default
     assert len(ours) == 10 and ours[-1] < ours[0]
+
+
+@pytest.mark.parametrize("layout", ["", "b:rows", "a:cols,b:rows", "c:cols,b:rows"])
+def test_constants_are_computed_before_the_first_step(tf_graph, layout):
+    """Also of numbers that processors share: each of them knows them, and waits for none."""
+    cpus = [f"/device:CPU:{i}" for i in range(4)]
+    impl = mtf.placement_mesh_impl.PlacementMeshImpl(FOUR, layout, cpus)
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    # Too large for TensorFlow to compute it before it knows the devices.
+    dims = mtf.convert_to_shape("a:40,b:30,c:100").dims
+    a, b, c = (mtf.range(mesh, d, tf.float32) for d in dims)
+    waves = mtf.sin(mtf.add_n([a, b, c * mtf.import_tf_tensor(mesh, tf.constant(0.5), [])]))
+    y = waves * mtf.random_uniform(mesh, waves.shape)
+    lowering = mtf.Lowering(mesh.graph, {mesh: impl})
+    metadata, options = tf.RunMetadata(), tf.RunOptions(output_partition_graphs=True)
+    with tf.Session(config=mtf.session_config(FOUR, layout)) as session:
+        session.run(lowering.export_to_tf_tensor(y), options=options, run_metadata=metadata)
+    run = {node.op for graph in metadata.partition_graphs for node in graph.node}
+    assert "Mul" in run and "Sin" not in run
