@@ -433,27 +433,33 @@ def _rows_times_matrices(
 ) -> Optional[tf.Tensor]:
     """Returns a contraction as a batch of vectors times matrices; None if it is not one.
 
-    An example is attention from a single position.
+    Examples are attention from a single position, and sums over several dimensions by weights.
     """
     if len(slices) != 2 or not slices[0].dtype.is_floating:
         return None
-    # y[batch, other] = sum over inner of row[batch, inner] * matrix[batch, inner, other].
+    # y[batch, others] = sum over inner of row[batch, inner] * matrix[batch, inner, others].
     (row, dims), (matrix, matrix_dims) = sorted(
         zip(slices, (s.dims for s in input_shapes)), key=lambda pair: len(pair[1])
     )
-    if not dims or len(matrix_dims) != len(dims) + 1:
+    batch = [d for d in dims if d in output_shape]
+    inner = [d for d in dims if d not in output_shape]
+    others = [d for d in matrix_dims if d not in dims]
+    first = matrix_dims == [*batch, *inner, *others]
+    if not (first or matrix_dims == [*batch, *others, *inner]) or dims != [*batch, *inner]:
         return None
-    *batch, inner = dims
-    if matrix_dims[:-2] != batch or inner not in matrix_dims[-2:]:
+    if not inner or not others or output_shape.dims != [*batch, *others]:
         return None
-    [other] = [d for d in matrix_dims[-2:] if d != inner]
-    sizes = matrix.shape.as_list()
-    small = list_product(sizes[-2:]) < _SMALL_MATRIX or list_product(sizes) < _SMALL_MATRICES
-    if small or output_shape.dims != [*batch, other]:
+    sizes, place = matrix.shape.as_list(), len(batch)
+    small = list_product(sizes[place:]) < _SMALL_MATRIX or list_product(sizes) < _SMALL_MATRICES
+    if small:
         return None
-    # The kernel reads either order, [inner, other] or [other, inner], without a transposed copy.
-    product = tf.matmul(tf.expand_dims(row, -2), matrix, transpose_b=inner == matrix_dims[-1])
-    return tf.squeeze(product, -2)
+    # The kernel reads either order, [inner, others] or [others, inner], without a transposed copy.
+    middle = place + len(inner if first else others)
+    cut = (sizes[:place], sizes[place:middle], sizes[middle:])
+    rows = reshaped(row, [*cut[0], 1, list_product(cut[1 if first else 2])])
+    matrices = reshaped(matrix, [*cut[0], *map(list_product, cut[1:])])
+    product = tf.matmul(rows, matrices, transpose_b=not first)
+    return reshaped(product, [*cut[0], *cut[2 if first else 1]])
 
 
 def transpose_slice(x: tf.Tensor, old_shape: Shape, new_shape: Shape) -> tf.Tensor:

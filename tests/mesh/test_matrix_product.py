@@ -83,6 +83,29 @@ def test_operands_are_in_the_order_of_the_output(left, right, output):
     assert sides == sorted(sides)
 
 
+@pytest.mark.parametrize("equation", [
+    "bc,bca->a", "da,dabc->dbc", "dab,dcab->dc", "dab,dabc->dc", "ab,cab->c",
+    "bc,bac->a", "cb,bca->a", "da,dabc->dcb",
+])  # fmt: skip
+def test_sums_by_weights_are_products_of_matrices(equation):
+    """No product of all elements is in memory, where the weights' dimensions are in one row."""
+    sizes = {"a": 32, "b": 33, "c": 34, "d": 2}
+    inputs, output = equation.split("->")
+    shapes = [mtf.Shape([mtf.Dimension(c, sizes[c]) for c in x]) for x in inputs.split(",")]
+    result = mtf.Shape([mtf.Dimension(c, sizes[c]) for c in output])
+    random = np.random.RandomState(1)
+    left, right = (random.normal(size=s.to_integer_list).astype("f") for s in shapes)
+    with tf.Graph().as_default() as graph, tf.Session() as session:
+        slices = [tf.constant(left), tf.constant(right)]
+        y = einsum_slice(slices, shapes, result, lambda *args: None)
+        found = session.run(y)
+        kinds = {op.type for op in graph.get_operations()}
+    np.testing.assert_allclose(found, np.einsum(equation, left, right), rtol=1e-4, atol=1e-4)
+    in_rows = equation not in ("bc,bac->a", "cb,bca->a", "da,dabc->dcb")
+    assert bool(kinds & {"MatMul", "BatchMatMulV2"}) == in_rows
+    assert ("Mul" in kinds) != in_rows
+
+
 def test_gradients_of_stages_are_products_of_matrices():
     """A processor's weight [stages=1, d, f] gets its gradient without a transpose."""
     with tf.Graph().as_default():
