@@ -31,6 +31,7 @@ _POOL = "_mtf_constants"  # an attribute of tf.Graph, so that the pool is freed 
 # Separate for each thread: several may build programs, each in its own tf graph.
 _device: contextvars.ContextVar[Optional[str]] = contextvars.ContextVar("device", default=None)
 _loop: contextvars.ContextVar[Optional[object]] = contextvars.ContextVar("loop", default=None)
+_as_made: contextvars.ContextVar[bool] = contextvars.ContextVar("as_made", default=False)
 _never_compiled: contextvars.ContextVar[bool] = contextvars.ContextVar("uncompiled", default=False)
 
 
@@ -43,6 +44,11 @@ def inside_loop() -> contextlib.AbstractContextManager[None]:
 def at_device(device: Optional[str]) -> contextlib.AbstractContextManager[None]:
     """Constants created within may be shared with others on the same device."""
     return within(_device, device)
+
+
+def slices_as_made() -> contextlib.AbstractContextManager[None]:
+    """Functions of slices called within get these themselves, so that they may differentiate."""
+    return within(_as_made, True)
 
 
 def _pool() -> tuple[dict, tuple]:
@@ -138,7 +144,9 @@ def read_here(x: Any) -> Any:
       x: a tf.Tensor, or anything else, which is returned as it is.
     """
     device = _device.get()
-    if not isinstance(device, str) or not device or not tf.is_tensor(x) or tf.executing_eagerly():
+    if not isinstance(device, str) or not device or _as_made.get() or tf.executing_eagerly():
+        return x
+    if not tf.is_tensor(x):
         return x
     elements = x.shape.num_elements()
     if elements is None or elements * x.dtype.size > SMALL_BYTES or x.dtype in _HANDLES:

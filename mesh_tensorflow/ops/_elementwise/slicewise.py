@@ -21,6 +21,7 @@ from mesh_tensorflow._core.shape import (
     list_product,
 )
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.slice_functions import slices_as_made
 
 if TYPE_CHECKING:
     from mesh_tensorflow._core.graph import StagesLike
@@ -325,7 +326,8 @@ class GenericGradOperation(Operation):
             given = [ys[i] for i in self._given]
             return tuple(_tf_gradients(fn, xs, given, dys, self._given, anew))
 
-        values = mesh_impl.slicewise(grad_fn, *[lowering.tensors[x] for x in self.inputs])
+        with slices_as_made():  # of which the outputs are computed
+            values = mesh_impl.slicewise(grad_fn, *[lowering.tensors[x] for x in self.inputs])
         for y, value, axes in zip(self.outputs, values, summed):
             lowering.set_partial_sum(y, value, axes, "slicewise_op")
 
