@@ -80,13 +80,16 @@ def constant(value: ArrayLike, dtype: tf.DType = tf.int32) -> tf.Tensor:
     # By bytes, since 0.0 equals -0.0 and a NaN does not equal itself.
     key = (*place, dtype, array.shape, array.tobytes())
     if key not in pool:
-        # It waits for nothing, since others share it. None would also leave a condition or a TPU
-        # computation, so within these it may wait.
-        context = tf.get_default_graph()._get_control_flow_context()
-        nothing: Optional[list] = None if context is None else []
-        with tf.control_dependencies(nothing):
+        with _waiting_for_nothing():
             pool[key] = tf.constant(value, dtype)
     return pool[key]
+
+
+def _waiting_for_nothing() -> contextlib.AbstractContextManager[Any]:
+    """What is created within waits for its inputs alone, since others share it."""
+    context = tf.get_default_graph()._get_control_flow_context()
+    # None would also leave a condition or a TPU computation, so within these it may wait.
+    return tf.control_dependencies(None if context is None else [])
 
 
 def reshaped(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
@@ -146,14 +149,18 @@ def read_here(x: Any) -> Any:
     device = _device.get()
     if not isinstance(device, str) or not device or _as_made.get() or tf.executing_eagerly():
         return x
-    if not tf.is_tensor(x):
+    # A variable, which is no value, and a handle stay what they are.
+    if not isinstance(x, tf.Tensor) or x.dtype in _HANDLES or x.dtype._is_ref_dtype:
         return x
     elements = x.shape.num_elements()
-    if elements is None or elements * x.dtype.size > SMALL_BYTES or x.dtype in _HANDLES:
+    if elements is None or elements * x.dtype.size > SMALL_BYTES:
         return x
     # A function's graph has what it captures on no device.
     elsewhere = x.graph is tf.get_default_graph() and _full_name(x.device) != _full_name(device)
-    return remembered("read", [x], (), lambda: tf.identity(x)) if elsewhere else x
+    if not elsewhere:
+        return x
+    with _waiting_for_nothing():
+        return remembered("read", [x], (), lambda: tf.identity(x))
 
 
 @functools.cache
