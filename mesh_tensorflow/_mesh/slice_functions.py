@@ -156,16 +156,20 @@ def read_here(x: Any) -> Any:
     if elements is None or elements * x.dtype.size > SMALL_BYTES:
         return x
     # A function's graph has what it captures on no device.
-    elsewhere = x.graph is tf.get_default_graph() and _full_name(x.device) != _full_name(device)
-    if not elsewhere:
+    if x.graph is not tf.get_default_graph() or not _differ(x.device, device):
         return x
     with _waiting_for_nothing():
         return remembered("read", [x], (), lambda: tf.identity(x))
 
 
 @functools.cache
-def _full_name(device: str) -> str:
-    return tf.DeviceSpec.from_string(device).to_string()
+def _differ(one: str, other: str) -> bool:
+    """Returns whether two devices are different ones, by what the names of both say."""
+    # What is on no device is computed on the first CPU of a machine without others.
+    specs = [tf.DeviceSpec.from_string(name or "/device:CPU:0") for name in (one, other)]
+    parts = ("job", "replica", "task", "device_type", "device_index")
+    pairs = ([getattr(spec, part) for spec in specs] for part in parts)
+    return any(None not in pair and pair[0] != pair[1] for pair in pairs)
 
 
 # -- slices of one processor

@@ -76,6 +76,7 @@ DECODERS = [steps_of_attention, steps_of_local_attention, steps_from_encoder]
     Placing("x:2,y:2", "io:x,memory_length:y"), Placing("x:2,y:2", "batch:x,window:y"),
 ])  # fmt: skip
 @pytest.mark.parametrize("build", DECODERS)
+@pytest.mark.slips
 def test_steps_equal_the_whole_sequence(build, placing):
     (whole, rows), masters = run(build, placing)
     assert len(masters) == 1

@@ -418,6 +418,7 @@ def test_functions_of_the_user_are_called_on_the_host():
     assert not inside(op)
 
 
+@pytest.mark.slips
 def test_print_and_depend():
     def computation(x, wait):
         graph = mtf.Graph()

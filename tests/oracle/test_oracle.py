@@ -262,6 +262,7 @@ def test_without_a_session(family, name, in_function, no_graph_rewriting):
 
 
 @pytest.mark.parametrize("name", programs_errors.ERRORS)
+@pytest.mark.slips
 def test_error(name):
     when, kind = ERRORS[name]
     ours_when, ours_kind, text, ours_kinds = programs_errors.outcome(name)

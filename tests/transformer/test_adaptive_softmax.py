@@ -157,6 +157,7 @@ def model(mode, loss_fn=adaptive_softmax_loss_fn, **kwargs):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.slips
 def test_equal_in_layouts(mode):
     further.equal_in_placings(model(mode))
 

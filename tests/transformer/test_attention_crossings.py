@@ -182,6 +182,7 @@ def test_trains(form, sight, mode, mesh):
     ("ring", "packed_bias", "train", "x:2,y:2", f"{RING},d_ff:y"),
     ("blocked", "packed_bias", "train", "x:2,y:2", "batch:x,d_ff:y"),
 ])  # fmt: skip
+@pytest.mark.slips
 def test_idle_mesh_dimensions(form, sight, mode, mesh, layout):
     placing = Placing(mesh, layout)
     build = trains(form, sight, mode, layout=layout, mesh_shape=mesh)

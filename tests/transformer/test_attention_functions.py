@@ -165,6 +165,7 @@ def test_z_loss():
     assert len(run(lambda mesh: build(mesh, "train", None))) == 1
 
 
+@pytest.mark.slips
 def test_z_loss_where_a_mesh_dimension_is_idle():
     """Logits are then cut along the batch twice; the padding is not."""
     placing = Placing("x:2,y:2", "batch:x,d_ff:y")

@@ -230,6 +230,7 @@ OPTIMIZERS = {
 @pytest.mark.slow_but(7)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("scope", [None, "of_training"])
+@pytest.mark.slips
 def test_slots_of_every_optimizer(optimizer, scope):
     """Also of a scalar, of averages, and of an optimizer in a scope of its own."""
     make = OPTIMIZERS[optimizer]

@@ -50,6 +50,7 @@ def trained(name, placing=WHOLE, mode="eval"):
 
 @pytest.mark.slow("block*", "dynamic*", "lightweight*", "parallel*", "separable*")
 @pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.slips
 def test_equal_under_layouts(name):
     placings = [
         Placing("x:2,y:2", "batch:x,d_ff:y,heads:y"),

@@ -182,6 +182,7 @@ def test_spans_are_counted_from_what_is_given():
 @pytest.mark.parametrize(
     "kind, placing", [("sums", PLACINGS[2]), *(("attention", p) for p in PLACINGS)]
 )
+@pytest.mark.slips
 def test_sampling_is_the_same_in_every_layout(kind, placing):
     given = prefixes()
     build = sampled(language_model(kind), given, never_end=True, removed=True)

@@ -213,6 +213,7 @@ KINDS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slips
 def test_equal_in_layouts(kind):
     settings = {"num_rec_steps": 2, "act_max_steps": 1, **KINDS[kind]}
     build = further.language_model(lambda: stack(**settings))

@@ -344,6 +344,7 @@ def test_a_prediction_of_ones_own(tmp_path):
 @pytest.mark.parametrize("mode", ["export_infer", "export_score"])
 @pytest.mark.parametrize("model_type", ["bitransformer", "lm"])
 @pytest.mark.parametrize("any_batch", [False, True])
+@pytest.mark.slips
 def test_exported_models_take_texts(call, tmp_path, model_type, mode, any_batch):
     further = f'run.export_path = "{tmp_path}/exported"\nrun.mesh_impl = "simd"\n'
     further += f"run.export_any_batch = {any_batch}\n"

@@ -151,6 +151,7 @@ def test_ensemble(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.slips
 def test_equal_in_layouts(name):
     build = further.language_model(
         lambda: models.stack([Mix()]), CLASSES[name], positional_embedding=False
