@@ -360,7 +360,8 @@ class StudentTeacher:
           teacher: another model, with the same output vocabulary.
           temperature: a number that the logits of both models are divided by.
           fraction_soft: a number between 0 and 1, the weight of the loss on the teacher's
-            probabilities; the rest is the weight of the loss on the targets.
+            probabilities; the rest is the weight of the loss on the targets. If 0, the teacher is
+            not called and has no variables.
           distill_start_step: an integer, the last step whose loss is on the targets only.
           teacher_checkpoint: a string, the path of a checkpoint of the teacher alone, without
             the scope `teacher`.
@@ -393,7 +394,8 @@ class StudentTeacher:
         Args:
           inputs: an integer Tensor with dimensions [batch..., length], ids.
           targets: an integer Tensor with dimensions [batch..., length].
-          compute_loss: a bool; the teacher is called only if it is True.
+          compute_loss: a bool; the teacher is called only if it is True, and `fraction_soft` is
+            not 0.
           variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
           num_microbatches: an integer, the number of microbatches; this call is for one of them.
           **kargs: further arguments of the models' `call_simple`.
@@ -412,6 +414,9 @@ class StudentTeacher:
             )
         if not compute_loss:
             return student_logits
+        if self.fraction_soft == 0:
+            # Nothing is learned from the teacher: it has no variables, in checkpoints neither.
+            return student_logits, hard_loss
         temperature, fraction_soft = self._settings()
         with tf.variable_scope("teacher"):
             teacher_logits, _ = self.teacher.call_simple(inputs, targets, compute_loss, **kargs)
@@ -488,7 +493,11 @@ class StudentTeacher:
         """
         if self.teacher_checkpoint is None:
             raise ValueError("StudentTeacher: initialize needs a teacher_checkpoint, got None")
-        for side in ["teacher", *(["student"] if self.initialize_student_weights else [])]:
+        # Without a fraction of its loss, there is no teacher.
+        sides = [] if self.fraction_soft == 0 else ["teacher"]
+        if self.initialize_student_weights:
+            sides.append("student")
+        for side in sides:
             scope = _within(side)
             # The checkpoint is of the model by itself, so its names lack the scope.
             variables = {

@@ -88,6 +88,11 @@ def student_teacher_before(p):
 
 
 @model()
+def student_without_teacher(p):
+    return distillation(p, fraction_soft=0.0, distill_start_step=1)
+
+
+@model()
 def student_teacher_microbatches(p):
     call = {"num_microbatches": 2, "mode": "eval"}
     return distillation(p, call, step=5, temperature=1.5, fraction_soft=1.0, distill_start_step=3)
