@@ -14,6 +14,7 @@ from helpers.paths import FIXTURES
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import utils
+from mesh_tensorflow.transformer.utils._data import decode_ids
 from mesh_tensorflow.transformer.utils._decode import write_resumably
 from mesh_tensorflow.transformer.utils._run import _session_config
 from mesh_tensorflow.transformer.utils._settings import Settings
@@ -354,3 +355,10 @@ def test_gin_files_and_parameters(tmp_path):
         assert not gin.config_is_locked()
         utils.parse_gin_defaults_and_flags(skip_unknown=True)
         assert gin.config_is_locked()
+
+
+@pytest.mark.parametrize(
+    ("row", "text"), [([5, 1, 0, 0], "5 1"), ([0, 5, 0, 6], "0 5 0 6"), ([0, 0], ""), ([], "")]
+)
+def test_vocabularies_get_rows_without_the_padding_at_their_end(row, text):
+    assert decode_ids(Numbers(), np.array(row, np.int32)) == text
