@@ -147,16 +147,19 @@ def read_here(x: Any) -> Any:
       x: a tf.Tensor, or anything else, which is returned as it is.
     """
     device = _device.get()
-    if not isinstance(device, str) or not device or _as_made.get() or tf.executing_eagerly():
+    # What most slices fail by is asked first: it is asked of each argument of each operation.
+    if not isinstance(device, str) or not isinstance(x, tf.Tensor):
         return x
-    # A variable, which is no value, and a handle stay what they are.
-    if not isinstance(x, tf.Tensor) or x.dtype in _HANDLES or x.dtype._is_ref_dtype:
+    if not device or not _differ(x.device, device) or _as_made.get() or tf.executing_eagerly():
+        return x
+    # A handle or a reference is a variable, and no value.
+    if x.dtype in _HANDLES or x.dtype._is_ref_dtype:
         return x
     elements = x.shape.num_elements()
     if elements is None or elements * x.dtype.size > SMALL_BYTES:
         return x
     # A function's graph has what it captures on no device.
-    if x.graph is not tf.get_default_graph() or not _differ(x.device, device):
+    if x.graph is not tf.get_default_graph():
         return x
     with _waiting_for_nothing():
         return remembered("read", [x], (), lambda: tf.identity(x))
