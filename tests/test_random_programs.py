@@ -111,6 +111,10 @@ def test_drawn(seed):
 
 # Programs that were found to differ, or to end, by run_random_programs.py.
 FOUND = {
+    "gradients of microbatches, of which nothing reads the whole": (
+        Program([], microbatches=2, inputs=(0, 4)),
+        Placing("x:2", "a:x,d:x", merge="memory", zero=2, zero_axis="x"),
+    ),
     "a ring within a loop, of merged processors": (
         Program([(37, 3, 3, 11)], microbatches=2),
         Placing("x:3", "d:x,n1:x", merge="memory"),

@@ -522,12 +522,15 @@ def walk(
       needed: Tensors whose values are needed after the last operation.
 
     Returns:
-      The Walk; its `costs` has a pair for each operation. The last one includes the allreduces for
-      `needed`.
+      The Walk; its `costs` has a pair for each operation that is lowered. The last one includes the
+      allreduces for `needed`.
     """
-    state = Walk(mesh_impl)
+    operations, state = list(operations), Walk(mesh_impl)
+    read = {*needed}.union(*(op.inputs for op in operations))
     for op in operations:
-        state.step(op)
+        # What is lowered on demand costs nothing as long as nobody asks for it.
+        if not op.is_on_demand or not read.isdisjoint(op.outputs):
+            state.step(op)
     # No operation needs these sums, so the last one pays for them.
     asked = tuple(c for x in needed for c in state.need(x))
     if asked and state.costs:
