@@ -122,7 +122,7 @@ def test_a_result_of_another_dtype_than_declared_is_a_slip():
         [dx] = mtf.gradients([mtf.reduce_sum(rows)], [x])
         impl = PlacementMeshImpl("x:2", "a:x", ["cpu:0"] * 2)
         with pytest.warns(
-            mtf.MeshTensorFlowWarning, match=r"slicewise: the function returns int32"
+            mtf.MeshTensorFlowWarning, match=r"slicewise \(test_slicewise\.py:\d+\): the function returns int32"
         ):
             lowering = mtf.Lowering(graph, {mesh: impl})
         with tf.Session() as session:
@@ -136,3 +136,13 @@ def test_a_result_of_another_dtype_than_declared_is_a_slip():
         )
         with mtf.strict(), pytest.raises(ValueError, match=text):
             mtf.Lowering(graph, {mesh: impl})
+
+
+def test_a_line_that_makes_many_operations_is_told_once():
+    with tf.Graph().as_default():
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        for _ in range(3):
+            mtf.slicewise(lambda t: tf.cast(t, tf.int32), [mtf.ones(mesh, "a:2")])
+        with pytest.warns(mtf.MeshTensorFlowWarning, match="the function returns int32") as found:
+            mtf.Lowering(mesh.graph, {mesh: PlacementMeshImpl("x:1", "", [""])})
+        assert len(found) == 1

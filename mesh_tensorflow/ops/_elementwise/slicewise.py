@@ -222,12 +222,14 @@ class SlicewiseOperation(Operation):
             if value.dtype.base_dtype != y.dtype:
                 # Not an error: published programs declare floating numbers for indices, and only
                 # give them to other functions of TensorFlow.
+                given_name, at = value.dtype.base_dtype.name, self.site or self.name
                 slip(
-                    f"{self.name}: the function returns {value.dtype.base_dtype.name} for {y.name} "
+                    f"{self.name} ({at}): the function returns {given_name} for {y.name} "
                     f"{y.shape}, which was declared as {y.dtype.name}. Operations and gradients go "
-                    f"by what was declared: give output_dtype=tf.{value.dtype.base_dtype.name}, or "
+                    f"by what was declared: give output_dtype=tf.{given_name}, or "
                     f"let the function return tf.cast(y, tf.{y.dtype.name})",
-                    key=f"dtype of results/{self.name}",
+                    # By the line: a function of the user may make many such operations.
+                    key=f"dtype of results/{at!r}/{given_name}",
                 )
         return results
 
