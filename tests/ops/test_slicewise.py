@@ -122,7 +122,8 @@ def test_a_result_of_another_dtype_than_declared_is_a_slip():
         [dx] = mtf.gradients([mtf.reduce_sum(rows)], [x])
         impl = PlacementMeshImpl("x:2", "a:x", ["cpu:0"] * 2)
         with pytest.warns(
-            mtf.MeshTensorFlowWarning, match=r"slicewise \(test_slicewise\.py:\d+\): the function returns int32"
+            mtf.MeshTensorFlowWarning,
+            match=r"slicewise \(test_slicewise\.py:\d+\): the function returns int32",
         ):
             lowering = mtf.Lowering(graph, {mesh: impl})
         with tf.Session() as session:

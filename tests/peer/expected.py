@@ -1,6 +1,6 @@
-"""What is to come out when the classic's tests are run: see run.py."""
+"""What is to come out when the classic's tests and programs for it are run: see run.py."""
 
-# By file: how many tests it has, with one for each set of parameters.
+# By file of the classic: how many tests it has, with one for each set of parameters.
 TESTS = {
     "auto_mtf/api_test.py": 3,
     "auto_mtf/graph_interface_test.py": 3,
@@ -23,6 +23,14 @@ TESTS = {
     "transformer/utils_test.py": 8,
     "transformer/vocab_embeddings_test.py": 9,
     "utils_test.py": 1,
+}
+
+# By file of its users, or file that runs their programs: how many tests it has.
+CLIENTS = {
+    "programs/flowpm_forces.py": 2,
+    "programs/t5_model.py": 5,
+    "tensor2tensor/models/mtf_image_transformer_test.py": 3,
+    "tensor2tensor/models/mtf_transformer_test.py": 5,
 }
 
 # By file: why it is not run.

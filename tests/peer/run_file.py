@@ -1,4 +1,4 @@
-"""Runs one file of the classic's tests against this package: run_file.py FILE RESULT.
+"""Runs one file of tests against this package: run_file.py FILE RESULT.
 
 The result is a JSON list of [test, "passed", "failed" or "skipped", last line of the reason]. A
 file that cannot be imported gives one entry, whose test is "". Tracebacks go to the output.
@@ -6,8 +6,11 @@ file that cannot be imported gives one entry, whose test is "". Tracebacks go to
 
 from __future__ import annotations
 
+import importlib.abc
+import importlib.machinery
 import importlib.util
 import json
+import os
 import pathlib
 import sys
 import traceback
@@ -41,7 +44,12 @@ def _as_numpy(dataset: Any) -> Iterator[Any]:
     yield from dataset.as_numpy_iterator()
 
 
+# Of the Universe that Planck saw: parts of the density that are matter, dark energy and curvature.
+_PLANCK = types.SimpleNamespace(Om0=0.3075, Ode0=0.6910, Ok0=0.0)
+
 _STAND_INS: dict[str, dict[str, Any]] = {
+    "astropy": {},
+    "astropy.cosmology": {"Planck15": _PLANCK},
     "mock": vars(unittest.mock),
     "scipy.misc": {},  # of a release of SciPy that is gone; the module is imported, not used
     "tensorflow_datasets": {"as_numpy": _as_numpy},
@@ -49,13 +57,87 @@ _STAND_INS: dict[str, dict[str, Any]] = {
 }
 
 
+# What published programs import at their top, and what runs here needs nothing of.
+_ABSENT = frozenset(
+    """apache_beam babel bz2file clu cv2 editdistance flax gevent gunicorn gym immutabledict jax mlperf_compliance
+    nltk oauth2client pyglove rouge_score sacrebleu sentencepiece sklearn sympy tensorflow_gan
+    tensorflow_hub tensorflow_text torch transformers""".split()
+)
+# Packages of which single modules are used: the package itself would import what no longer works.
+_IN_PARTS = ("tensor2tensor.models", "t5", "t5.models")
+
+
+class _OfAnything(type):
+    """The class of classes that have any attribute."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _OfAnything(name, (_Anything,), {"__module__": cls.__module__})
+
+
+class _Anything(metaclass=_OfAnything):
+    """Stands for a class, a function or a decorator of a package that is absent."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and callable(args[0]) and not kwargs:
+            return args[0]  # used as a decorator
+        return super().__new__(cls)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __class_getitem__(cls, item: Any) -> Any:
+        return cls
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(type(self), name)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return type(self)(*args, **kwargs)
+
+
+class _Absent(types.ModuleType):
+    """A module that is not there."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _OfAnything(name, (_Anything,), {"__module__": self.__name__})
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds the modules of packages that are absent, and of TensorFlow 1."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        root = name.partition(".")[0]
+        if root in _ABSENT or name.startswith("tensorflow.contrib"):
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec: Any) -> types.ModuleType:
+        return _Absent(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        module.__path__ = []
+
+
 def _install_stand_ins() -> None:
     """Makes importable what TensorFlow 2.16 and the test extra do not bring."""
     import mesh_tensorflow.estimator
 
     mesh_tensorflow.estimator.install()
+    # Before those of Python: JAX and others may be there, and take time.
+    sys.meta_path.insert(0, _Finder())
+    for name in _IN_PARTS:
+        package = types.ModuleType(name)
+        package.__path__ = [os.path.join(path, *name.split(".")) for path in sys.path]
+        sys.modules[name] = package
     for name, contents in _STAND_INS.items():
-        sys.modules[name] = types.ModuleType(name, "A stand-in.")
+        sys.modules[name] = _Absent(name, "A stand-in.")
         vars(sys.modules[name]).update(
             {key: value for key, value in contents.items() if not key.startswith("__")}
         )
@@ -105,9 +187,12 @@ class _Result(unittest.TestResult):
 
 def run(path: pathlib.Path) -> list[Entry]:
     """Returns what became of each test of a file."""
+    import tensorflow.compat.v1 as tf
     from absl import flags
 
     _install_stand_ins()
+    if path.name.startswith("tensor2tensor"):  # written for TensorFlow 1
+        tf.disable_v2_behavior()
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
     sys.modules[path.stem] = module
