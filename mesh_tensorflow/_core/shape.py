@@ -352,7 +352,7 @@ class Shape:
                 )
             other = [other]
         # By name and size: of a name that has two sizes, only the one that is given goes.
-        removed = set(other)
+        removed = set(map(convert_to_dimension, other))
         return Shape([d for d in self._dims if d not in removed])
 
 

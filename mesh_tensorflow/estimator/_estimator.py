@@ -642,11 +642,6 @@ def train_and_evaluate(
             "estimator.run_cluster, or call estimator.train in the chief and the workers, and "
             "estimator.evaluate in the evaluator"
         )
-    if not (config.save_checkpoints_steps or config.save_checkpoints_secs):
-        raise ValueError(
-            "train_and_evaluate evaluates checkpoints, but none are saved: set "
-            "save_checkpoints_steps or save_checkpoints_secs of the RunConfig"
-        )
     start = load_global_step(estimator.model_dir)
     if train_spec.max_steps is not None and start >= train_spec.max_steps:
         tf.logging.info("Training has ended before: step %d of %d", start, train_spec.max_steps)

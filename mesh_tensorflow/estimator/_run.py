@@ -318,8 +318,9 @@ def _add_listeners(
 ) -> None:
     if not savers:
         raise ValueError(
-            "train: there are saving_listeners, but nothing is saved: set save_checkpoints_steps "
-            "or save_checkpoints_secs of the RunConfig"
+            "train: there are saving_listeners, such as that of train_and_evaluate, but nothing is "
+            "saved: set save_checkpoints_steps or save_checkpoints_secs of the RunConfig, or have "
+            "the model function return a CheckpointSaverHook"
         )
     # After the listeners of the model function, which may fetch the values to save. TensorFlow has
     # no public way to add one to a CheckpointSaverHook.

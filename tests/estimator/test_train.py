@@ -419,7 +419,7 @@ def test_model_functions_that_return_something_else(model_fn, error, text, tmp_p
 
 def test_listeners_without_checkpoints(tmp_path):
     est = make(tmp_path, save_checkpoints_steps=None)
-    with pytest.raises(ValueError, match="there are saving_listeners, but nothing is saved"):
+    with pytest.raises(ValueError, match="there are saving_listeners, such as that of train_and_"):
         est.train(models.train_data, steps=1, saving_listeners=[Recorder()])
 
 

@@ -148,8 +148,26 @@ def test_several_processes(task, tmp_path, monkeypatch):
         run(make(tmp_path), 2)
 
 
+@pytest.mark.parametrize("hooks", ["training_chief_hooks", "training_hooks"])
+def test_a_saver_of_the_model_function(hooks, tmp_path):
+    """Model functions of a mesh save by a hook of their own, and their RunConfig saves nothing."""
+
+    def model_fn(features, labels, mode, params):
+        spec = models.linear_model(features, labels, mode, params)
+        if mode != estimator.ModeKeys.TRAIN:
+            return spec
+        saver = tf.train.Saver(tf.global_variables())
+        hook = tf.train.CheckpointSaverHook(str(tmp_path), save_steps=4, saver=saver)
+        return spec._replace(**{hooks: [hook]})
+
+    recorder = Recorder()
+    config = estimator.RunConfig(save_checkpoints_steps=None, save_checkpoints_secs=None)
+    run(estimator.Estimator(model_fn, str(tmp_path), config, {"lr": 0.1}), 8, recorder)
+    assert recorder.calls == [call(4), call(8, final=True)]
+
+
 def test_mistakes(tmp_path):
-    with pytest.raises(ValueError, match="evaluates checkpoints, but none are saved"):
+    with pytest.raises(ValueError, match="such as that of train_and_evaluate, but nothing is save"):
         run(make(tmp_path, save_checkpoints_steps=None), 2)
     with pytest.raises(TypeError, match="saving_listeners should hold"):
         estimator.TrainSpec(models.train_data, saving_listeners=[3])

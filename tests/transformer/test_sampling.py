@@ -111,9 +111,11 @@ def test_begins_with_another_id(kind, has_partial):
     assert any((a["ids"] != b["ids"]).any() for a, b in itertools.combinations(begun, 2))
 
 
-@pytest.mark.parametrize("kind", LAYERS)
-def test_sampling_from_zeros_is_the_same_either_way(kind):
-    given = prefixes((0, 0, 0, 0))
+@pytest.mark.parametrize("kind, counts", [
+    *((kind, (0, 0, 0, 0)) for kind in LAYERS), ("attention", (0, 2, 4, 7)),
+])  # fmt: skip
+def test_sampling_is_the_same_either_way(kind, counts):
+    given = prefixes(counts)
     found = [
         models.run(sampled(language_model(kind), given, has_partial_sequences=has))["ids"]
         for has in (False, True)

@@ -456,7 +456,7 @@ class Unitransformer:
           encoder_inputs: a Tensor with dimensions [batch..., memory_length], or None.
           shared_params: a dictionary with an "embedding" and a "positional_embedding" to use
             instead of the model's own; or None.
-          has_partial_sequences: False if `partial_sequences` is all zeros, which saves computing
+          has_partial_sequences: False if `partial_sequences` is `mtf.zeros`, which saves computing
             the layers' states for the given ids.
           encoder_layer_outputs: a list of Tensors, or None.
           never_end: whether `stop_at_token` is never chosen.
@@ -521,7 +521,9 @@ class Unitransformer:
         if number is None:
             number = mtf.reduce_sum(mtf.to_int32(mtf.not_equal(ids, 0)), reduced_dim=length_dim)
         model = IncrementalModel(self, ids, number, variable_dtype, encoded, bos_id, max_given)
-        given = number if has_partial_sequences else None
+        # Zeros by construction need no look at the ids; of others, rows go on after what they have.
+        zeros = isinstance(ids.operation, mtf.Constant)
+        given = number if has_partial_sequences or not zeros else None
         limit: Union[int, mtf.Tensor] = length_dim.size
         if max_steps is not None:
             least = mtf.minimum if isinstance(max_steps, mtf.Tensor) else min
