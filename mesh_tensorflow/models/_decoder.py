@@ -16,7 +16,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import reason
 from mesh_tensorflow.layers import RotaryEmbedding
 from mesh_tensorflow.models._family import Config, Form, Weight
-from mesh_tensorflow.transformer import moe, transformer, transformer_layers
+from mesh_tensorflow.transformer import moe, transformer, transformer_layers, vocab_embeddings
 
 # By Hugging Face's names of activations: functions of the language, or their names.
 # `mtf.gelu` is by default the approximation by tanh, with which GPT-2 and Gemma were trained.
@@ -53,6 +53,7 @@ _MUST_BE: dict[str, Any] = {
     "interpolate_factor": 1,
 }
 _EMBEDDING = "transformer/embedding"
+_INNER = "inner_vocab"  # the channels of its rows, where these are projected
 # Rotary positions have tables of half of them, which are made before any weight is looked at.
 _MOST_CHANNELS = 65_536  # of a head
 _WINDOW, _WHOLE = "sliding_attention", "full_attention"  # the types of layers
@@ -87,7 +88,8 @@ class Decoder:
     Attributes:
       config: the Config, which errors name.
       names: Hugging Face's name of the module of each part, without ".weight" and ".bias": of
-        "embedding", "final_norm" and "logits" (also "positions"); and of the parts of a layer,
+        "embedding", "final_norm" and "logits" (also "positions", and with `embedding_size`
+        "embedding_in" and "embedding_out", its projections); and of the parts of a layer,
         after `layer`: "norm" and "post_norm" of attention, "q", "k", "v" and "o", "q_norm" and
         "k_norm"; "ff_norm" and "ff_post_norm", "wi" (gated: "wi_0" and "wi_1") and "wo". Norms are
         there that have a name. "qkv" and "wi_0_1" are names of several in one tensor. With
@@ -107,6 +109,8 @@ class Decoder:
       gated: whether hidden units are products of two dense layers, one of them activated.
       epsilon: that of norms.
       rms: whether norms divide by the root mean square, rather than being layer norms with a bias.
+      norms_sums: whether norms behind layers are of their sums with their inputs, as in the first
+        transformers, rather than of what is added to these.
       unit_offset: whether scales of norms are 1 plus the variable.
       qk_norm_over_heads: whether norms of queries and keys are over all heads.
       parallel: whether attention and feed-forward of a block have the same input, and are added.
@@ -120,6 +124,8 @@ class Decoder:
       soft_cap: that of logits of attention, or None.
       logits_soft_cap: that of the model's logits, or None.
       scaled_embedding: whether embeddings are multiplied by the square root of d_model.
+      embedding_size: the number of channels of the embedding's rows, which are projected to
+        d_model, and from there for logits, which are tied; d_model, without projections, if None.
       position_offset: the row of the first position in the table of positions.
       tied: whether the logits are of the embedding's variable.
       transposed: whether files have kernels as [outputs, inputs], as PyTorch, which computes x W^T.
@@ -145,6 +151,7 @@ class Decoder:
     gated: bool
     epsilon: float
     rms: bool = True
+    norms_sums: bool = False
     unit_offset: bool = False
     qk_norm_over_heads: bool = False
     parallel: bool = False
@@ -158,6 +165,7 @@ class Decoder:
     soft_cap: Optional[float] = None
     logits_soft_cap: Optional[float] = None
     scaled_embedding: bool = False
+    embedding_size: Optional[int] = None
     position_offset: int = 0
     tied: bool = False
     transposed: bool = True
@@ -235,7 +243,7 @@ class Decoder:
             self._sizes,
             self.prefix,
             self.ignored,
-            copies={copy: _EMBEDDING} if self.tied else {},
+            copies={copy: self._embedding} if self.tied else {},
         )
 
     def _check_pairs(self) -> None:
@@ -260,6 +268,9 @@ class Decoder:
             ),
             f"rotary has none for the windows {', '.join(without)}": bool(without),
             "logits_bias is for logits that are not tied": self.tied and self.logits_bias,
+            "embedding_size is for logits that are tied": (
+                self.embedding_size is not None and not self.tied
+            ),
             "layer norms stand before a layer or behind it, not both; leave one of them out": (
                 not self.rms and "norm" in self.names and "post_norm" in self.names
             ),
@@ -278,12 +289,12 @@ class Decoder:
         if "norm" in self.names and not self._two_norms:
             around.insert(0, norm)
         if "post_norm" in self.names:
-            around.insert(-1, post)
+            around.insert(2 if self.norms_sums else -1, post)
         stack = functools.partial(
             transformer.LayerStack,
             sublayers_initial=[],
             sublayers_per_layer=around,
-            sublayers_final=[norm],
+            sublayers_final=[norm] if "final_norm" in self.names else [],
         )
         period = self._period
         layers = [layer for number in range(period) for layer in self._layers(number)]
@@ -292,6 +303,12 @@ class Decoder:
         if self.scaled_embedding:
             cls = functools.partial(
                 transformer.VocabEmbedding, scale_variable_like_classifier_weights=True
+            )
+        if self.embedding_size is not None:
+            cls = functools.partial(
+                vocab_embeddings.FactorizedVocabEmbedding,
+                inner_dimension_size=self.embedding_size,
+                projects_back=True,
             )
         return transformer.Unitransformer(
             transformer.make_layer_stack(
@@ -439,7 +456,14 @@ class Decoder:
             sizes |= {"experts": self.experts.number, "expert_hidden": self.experts.d_ff}
             # The gate's one output is an axis of files, too.
             sizes |= {self._shared_d_ff: self.experts.shared, "shared_gate": 1}
+        if self.embedding_size is not None:
+            sizes[_INNER] = self.embedding_size
         return sizes
+
+    @property
+    def _embedding(self) -> str:
+        """The name of the variable of the embedding."""
+        return _EMBEDDING if self.embedding_size is None else f"{_EMBEDDING}1"
 
     @property
     def _shared_d_ff(self) -> str:
@@ -460,11 +484,17 @@ class Decoder:
 
     def _outer(self) -> list[Weight]:
         names = self.names
-        weights = [_table(_EMBEDDING, "vocab", names["embedding"])]
+        if self.embedding_size is None:
+            weights = [_table(_EMBEDDING, "vocab", names["embedding"])]
+        else:
+            weights = [_table(self._embedding, "vocab", names["embedding"], _INNER)]
+            weights += self._dense(f"{_EMBEDDING}2", names["embedding_in"], _INNER, ["d_model"])
+            weights += self._dense(f"{_EMBEDDING}3", names["embedding_out"], "d_model", [_INNER])
         if "positions" in names:
             ours = "transformer/positional_embedding"
             weights.append(_table(ours, "max_length", names["positions"]))
-        weights += self._norms("transformer", "rms_norm", names["final_norm"])
+        if "final_norm" in names:
+            weights += self._norms("transformer", "rms_norm", names["final_norm"])
         if not self.tied:
             # It is [outputs, inputs] also where kernels of layers are not: no part of a layer.
             weights += self._dense(
@@ -621,8 +651,8 @@ def _vector(ours: str, theirs: str, dims: str = "d_model") -> Weight:
     return Weight(ours, dims.replace("*", " "), theirs, dims)
 
 
-def _table(ours: str, rows: str, theirs: str) -> Weight:
-    dims = f"{rows} d_model"
+def _table(ours: str, rows: str, theirs: str, columns: str = "d_model") -> Weight:
+    dims = f"{rows} {columns}"
     return Weight(ours, dims, f"{theirs}.weight", dims)
 
 

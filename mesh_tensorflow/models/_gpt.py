@@ -69,6 +69,8 @@ _NAMES: dict[str, dict[str, str]] = {
     },
     "opt": {
         "embedding": "model.decoder.embed_tokens",
+        "embedding_in": "model.decoder.project_in",
+        "embedding_out": "model.decoder.project_out",
         "positions": "model.decoder.embed_positions",
         "final_norm": "model.decoder.final_layer_norm",
         "logits": "lm_head",
@@ -128,12 +130,7 @@ _MUST_BE: dict[str, dict[str, Any]] = {
         "scale_attn_by_inverse_layer_idx": False,
     },
     "gptj": {"tie_word_embeddings": False, "rotary": True, "scale_attn_weights": True},
-    # Its 350m alone has norms behind layers, and embeddings of fewer channels.
-    "opt": {
-        "_remove_final_layer_norm": False,
-        "do_layer_norm_before": True,
-        "layer_norm_elementwise_affine": True,
-    },
+    "opt": {"layer_norm_elementwise_affine": True},
 }
 _LAYERS = {
     "gpt_neox": "gpt_neox.layers.{}.",
@@ -160,11 +157,9 @@ def form_of(config: Config) -> Form:
         fields.get("heads", "num_attention_heads"),
     )
     key_size = config.multiple(d_model, heads) // config.number(heads)
-    if kind == "opt":
-        config.must_be("word_embed_proj_dim", config.number(d_model))
     return Decoder.of(
         config,
-        _NAMES[kind],
+        _names(config, kind),
         fields,
         layer=_LAYERS.get(kind, "transformer.h.{}."),
         d_ff=config.number(fields.get("d_ff", "intermediate_size"), 4 * config.number(d_model)),
@@ -182,6 +177,20 @@ def form_of(config: Config) -> Form:
     ).form
 
 
+def _names(config: Config, kind: str) -> dict[str, str]:
+    """Returns Hugging Face's names of the parts that the model has."""
+    names = dict(_NAMES[kind])
+    if kind != "opt":
+        return names
+    before = config.is_true("do_layer_norm_before", True)
+    if config.is_true("_remove_final_layer_norm", False) or not before:
+        del names["final_norm"]
+    if not before:
+        # Of the 350m alone, as in the first transformers: norms of sums.
+        names["post_norm"], names["ff_post_norm"] = names.pop("norm"), names.pop("ff_norm")
+    return names
+
+
 def _parts(config: Config, kind: str, key_size: int) -> dict[str, Any]:
     """Returns the attributes of a Decoder that tell these families apart."""
     if kind == "gpt2":
@@ -194,8 +203,13 @@ def _parts(config: Config, kind: str, key_size: int) -> dict[str, Any]:
         return {"biases": "o", "query_scale": 1.0, "windows": _windows(config)}
     if kind == "opt":
         # fairseq, which trained it, begins behind the row of padding's id, 1.
-        biases = "qkvo" if config.is_true("enable_bias", True) else ""
-        return {"biases": biases, "position_offset": 2}
+        parts: dict[str, Any] = {"position_offset": 2, "norms_sums": True}
+        parts["biases"] = "qkvo" if config.is_true("enable_bias", True) else ""
+        d_model = config.number("hidden_size")
+        if (size := config.number("word_embed_proj_dim", d_model)) != d_model:
+            config.must_be("tie_word_embeddings", True)
+            parts["embedding_size"] = size
+        return parts
     if kind == "gptj":
         turned = config.number("rotary_dim", key_size)
         # Pairs of channels are neighbors, as in RoFormer; others' are half of the channels apart.

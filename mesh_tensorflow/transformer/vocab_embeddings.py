@@ -65,7 +65,7 @@ class Table:
     """An embedding table: a vector of the output dimension for each id.
 
     With an inner size it is the product of two matrices: a vector of this size for each id, and a
-    projection of these.
+    projection of these; and, if `projects_back`, another one of what logits are of.
     """
 
     def __init__(
@@ -75,10 +75,12 @@ class Table:
         vocab_dim: mtf.Dimension,
         output_dim: mtf.Dimension,
         inner_size: Optional[int] = None,
+        projects_back: bool = False,
     ):
         self._vocab_dim = vocab_dim
         self._output_dim = self._vector_dim = output_dim
         self._projection: Optional[mtf.Tensor] = None
+        self._back: Optional[mtf.Tensor] = None
         if inner_size is None:
             self._vectors = variables.make(suffix, [vocab_dim, output_dim])
             return
@@ -87,6 +89,13 @@ class Table:
         initializer = tf.random_normal_initializer(stddev=inner_size**-0.25)
         self._vectors = variables.make(f"{suffix}1", [vocab_dim, self._vector_dim], initializer)
         self._projection = variables.make(f"{suffix}2", [self._vector_dim, output_dim], initializer)
+        self._back = self._projection
+        if projects_back:
+            # So that logits have variance 1, unscaled.
+            initializer = tf.random_normal_initializer(
+                stddev=output_dim.size**-0.5 * inner_size**-0.25
+            )
+            self._back = variables.make(f"{suffix}3", [output_dim, self._vector_dim], initializer)
 
     def embed(self, ids: mtf.Tensor, num_ids: Optional[int] = None) -> mtf.Tensor:
         """Returns the embeddings of ids; 0 for ids outside the first `num_ids`."""
@@ -102,9 +111,9 @@ class Table:
     def logits(self, hidden: mtf.Tensor) -> mtf.Tensor:
         """Returns logits: the products of `hidden` with the embeddings of all ids."""
         rest = hidden.shape - self._output_dim
-        if self._projection is not None:
+        if self._back is not None:
             # By way of the short vectors: the product of both matrices would be a whole table.
-            hidden = mtf.einsum([hidden, self._projection], output_shape=rest + self._vector_dim)
+            hidden = mtf.einsum([hidden, self._back], output_shape=rest + self._vector_dim)
         return mtf.einsum([hidden, self._vectors], output_shape=rest + self._vocab_dim)
 
 
@@ -241,6 +250,7 @@ class FactorizedVocabEmbedding:
         name: str,
         ensemble_dim: Union[mtf.Dimension, Sequence[mtf.Dimension], None],
         inner_dimension_size: int = gin.REQUIRED,
+        projects_back: bool = False,
     ):
         """Creates the variables `name`1 [vocab, inner] and `name`2 [inner, output].
 
@@ -252,10 +262,15 @@ class FactorizedVocabEmbedding:
           name: a string, the beginning of the variables' names.
           ensemble_dim: a Dimension, a list of them, or None.
           inner_dimension_size: an integer, the size that both matrices share.
+          projects_back: whether logits have a projection of their own, `name`3 [output, inner], and
+            not that of embeddings. They are not divided by sqrt(output_dim) then, as in OPT.
         """
         self._output_dim = output_dim
+        self._projects_back = projects_back
         variables = Variables(mesh, variable_dtype, name, ensemble_dim)
-        self._table = Table(variables, "", vocab_dim, output_dim, inner_dimension_size)
+        self._table = Table(
+            variables, "", vocab_dim, output_dim, inner_dimension_size, projects_back
+        )
 
     def ids_to_embedding(self, ids: mtf.Tensor, context: Context) -> mtf.Tensor:
         """Returns the embeddings of ids: dimensions [...] become [..., output_dim]."""
@@ -265,7 +280,9 @@ class FactorizedVocabEmbedding:
     def hidden_to_logits(self, hidden: mtf.Tensor, context: Context) -> mtf.Tensor:
         """Returns logits: dimensions [..., output_dim] become [..., vocab_dim]."""
         del context
-        return self._table.logits(_scaled(hidden, self._output_dim))
+        if not self._projects_back:
+            hidden = _scaled(hidden, self._output_dim)
+        return self._table.logits(hidden)
 
 
 @gin.configurable(module=_MODULE)

@@ -113,6 +113,10 @@ MODELS = {
         "num_attention_heads": 3, "ffn_dim": 40, "word_embed_proj_dim": 24, "enable_bias": False,
         "tie_word_embeddings": False,
     }),
+    "opt_350m": ("OPT", {
+        "num_attention_heads": 4, "ffn_dim": 40, "word_embed_proj_dim": 16,
+        "do_layer_norm_before": False,
+    }),
 }  # fmt: skip
 LENGTH, NEW = 24, 32
 PROMPTS = [[5, 9, 0, 33], [7], [1, 80, 81, 82, 83, 84, 85, 86, 87, 88, 89]]

@@ -556,6 +556,11 @@ REAL = {
         "do_layer_norm_before": True, "_remove_final_layer_norm": False, "activation_function": "relu",
         "layerdrop": 0.0, "init_std": 0.02, "prefix": "</s>",
     },
+    "opt_350m": {
+        "model_type": "opt", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "ffn_dim": 64, "word_embed_proj_dim": 16, "vocab_size": 96, "max_position_embeddings": 128,
+        "do_layer_norm_before": False, "_remove_final_layer_norm": False, "activation_function": "relu",
+    },
     "bert": {"model_type": "bert", **BERT, "directionality": "bidi", "pooler_type": "first_token_transform"},
     "roberta": {"model_type": "roberta", **BERT, "type_vocab_size": 1},
 }  # fmt: skip
@@ -641,7 +646,12 @@ def test_fields_of_rotary_positions(older, newer):
         ("qwen3", {"layer_types": ["linear_attention"] * 4}, "each 'sliding_attention' or 'full_"),
         ("gemma2", {"attn_logit_softcapping": -1}, "attn_logit_softcapping=-1, no positive number"),
         ("gemma", {"hidden_act": "tanh"}, "the activation 'tanh', which is none of"),
-        ("opt", {"_remove_final_layer_norm": True}, "_remove_final_layer_norm=True, .* only"),
+        ("opt", {"layer_norm_elementwise_affine": False}, "wise_affine=False, .* only .*=True is"),
+        (
+            "opt",
+            {"word_embed_proj_dim": 16, "tie_word_embeddings": False},
+            "tie_word_embeddings=False, .* only .*=True is",
+        ),
         ("bert", {"layer_norm_eps": 0}, "layer_norm_eps=0, no positive number"),
         ("mixtral", {"quantization_config": {"bits": 4}}, "quantization_config=.* only .*=None"),
         ("mixtral", {"router_aux_loss_coef": float("nan")}, "coef=nan, no number of 0 or more"),

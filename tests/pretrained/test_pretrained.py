@@ -28,7 +28,7 @@ TRAINED = {
     "pjrt": {"mesh_shape": "x:2,y:2", "layout": "batch:x,d_ff:y,vocab:y", "mesh_impl": "pjrt"},
 }
 # Each family is computed split by tensors; these in all places.
-EVERYWHERE = ("gemma2", "gpt_neox", "llama", "mixtral")
+EVERYWHERE = ("gemma2", "gpt_neox", "llama", "mixtral", "opt_350m")
 EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe")
 
 

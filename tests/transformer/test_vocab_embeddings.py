@@ -19,6 +19,9 @@ CLUSTERS = [
 ]
 CLASSES = {
     "factorized": lambda *a: vocab.FactorizedVocabEmbedding(*a, inner_dimension_size=3),
+    "factorized_twice": lambda *a: vocab.FactorizedVocabEmbedding(
+        *a, inner_dimension_size=3, projects_back=True
+    ),
     "adaptive": lambda *a: vocab.AdaptiveVocabEmbedding(*a, clusters=CLUSTERS),
     "mixture": lambda *a: vocab.MixtureOfSoftmaxes(*a, num_softmaxes=3),
     "mixtape": lambda *a: vocab.Mixtape(
@@ -65,6 +68,12 @@ def test_factorized():
     table = weights("e1", VOCAB, 3) @ weights("e2", 3, D)
     close(found["vectors"], table[IDS])
     close(found["logits"], HIDDEN * D**-0.5 @ table.T)
+
+
+def test_factorized_with_a_projection_back():
+    found = models.run(embedded("factorized_twice"), scale=0.5)
+    close(found["vectors"], (weights("e1", VOCAB, 3) @ weights("e2", 3, D))[IDS])
+    close(found["logits"], HIDDEN @ weights("e3", D, 3) @ weights("e1", VOCAB, 3).T)
 
 
 def clustered(extra=0):
