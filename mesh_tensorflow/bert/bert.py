@@ -9,7 +9,7 @@ import difflib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -22,10 +22,6 @@ from mesh_tensorflow.ops._variables.variable import computed_in_float32, widened
 from mesh_tensorflow.optimize._base import weights_of
 from mesh_tensorflow.transformer import moe as moe_lib
 from mesh_tensorflow.transformer.transformer_layers._parts import relative_position_bucket
-
-if TYPE_CHECKING:
-    import mesh_tensorflow.ops_with_redefined_builtins as mtf
-
 
 __all__ = [
     "BertConfig",

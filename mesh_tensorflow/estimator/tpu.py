@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union, cast
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._calls import takes
+from mesh_tensorflow._calls import arguments_of, takes
 from mesh_tensorflow._core.errors import check_choice, check_whole
 from mesh_tensorflow._mesh.replicate import replicate
 from mesh_tensorflow._pjrt import pjrt
@@ -143,21 +143,7 @@ class TPUConfig(_TPUConfigFields):
             per_host_input_for_training = InputPipelineConfig.PER_HOST_V1
         elif per_host_input_for_training is False:
             per_host_input_for_training = InputPipelineConfig.PER_SHARD_V1
-        return super().__new__(
-            cls,
-            iterations_per_loop,
-            num_shards,
-            num_cores_per_replica,
-            per_host_input_for_training,
-            tpu_job_name,
-            initial_infeed_sleep_secs,
-            input_partition_dims,
-            eval_training_input_configuration,
-            experimental_host_call_every_n_steps,
-            experimental_allow_per_host_v2_parallel_get_next,
-            experimental_feed_hook,
-            mesh_impl,
-        )
+        return super().__new__(cls, **arguments_of(_TPUConfigFields, locals()))
 
 
 class RunConfig(_RunConfig):

@@ -65,10 +65,15 @@ def checked_int32(name: str, key: str, ids: tf.Tensor, where: Sequence[Any] = ()
     differs = tf.not_equal(tf.cast(narrow, ids.dtype), ids)
     text = f"{name}: feature {key} has an id that is no int32, as models need:"
     found = tf.boolean_mask(ids, differs)[:1]
-    check = tf.Assert(tf.logical_not(tf.reduce_any(differs)), [text, found, *where])
+    return _asserted(narrow, tf.logical_not(tf.reduce_any(differs)), [text, found, *where])
+
+
+def _asserted(x: tf.Tensor, holds: tf.Tensor, message: Sequence[Any]) -> tf.Tensor:
+    """Returns `x`; an error when it is read and a condition does not hold."""
+    check = tf.Assert(holds, message)
     with tf.control_dependencies([check]):
         # Only what is made here waits for the check, hence the identity.
-        return tf.identity(narrow)
+        return tf.identity(x)
 
 
 def spec_text(spec: tf.TensorSpec) -> str:
@@ -248,15 +253,20 @@ def ensure_dataset_eos(
         )
 
     def ended(ids: tf.Tensor) -> tf.Tensor:
-        # A slice is empty for an empty sequence, where the index -1 would be an error.
-        last = tf.cast(ids[-1:] > 0, ids.dtype) * vocabularies.EOS_ID
-        result = tf.concat([ids[:-1], last], 0)
+        result = _with_last_eos(ids)
         result.set_shape(ids.shape)
         return result
 
     return mapped(
         dataset, lambda example: {k: ended(v) if k in keys else v for k, v in example.items()}
     )
+
+
+def _with_last_eos(ids: tf.Tensor) -> tf.Tensor:
+    """Replaces the last id by EOS, unless it is padding: the sequence has ended before then."""
+    # A slice is empty for an empty sequence, where the index -1 would be an error.
+    last = tf.cast(ids[-1:] > 0, ids.dtype) * vocabularies.EOS_ID
+    return tf.concat([ids[:-1], last], 0)
 
 
 # -- fixed lengths
@@ -349,9 +359,7 @@ def pack_or_pad(
 def _cut_with_eos(ids: tf.Tensor, length: int) -> tf.Tensor:
     """Truncates ids to `length`; the last becomes EOS if they fill it or are truncated."""
     head = ids[:length]
-    # Where the last place is padding, the sequence has ended before, and it stays.
-    last = tf.cast(head[-1:] > 0, ids.dtype) * vocabularies.EOS_ID
-    ended = tf.concat([head[:-1], last], 0)
+    ended = _with_last_eos(head)
     # The condition is filled up, since tf.where of TensorFlow 1 does not broadcast it.
     return tf.where(tf.fill(tf.shape(head), tf.size(ids) >= length), ended, head)
 
@@ -688,10 +696,7 @@ def packed_parallel_tsv_dataset(
         what = "packed_parallel_tsv_dataset: a line must have 2 columns with a tab between them"
         count = tf.size(columns)
         # Checked when lines are read: a data set is built before any of them is known.
-        check = tf.Assert(tf.equal(count, 2), [f"{what}, and has", count, "in", line])
-        with tf.control_dependencies([check]):
-            # Only what is made within the context waits for the check.
-            columns = tf.identity(columns)
+        columns = _asserted(columns, tf.equal(count, 2), [f"{what}, and has", count, "in", line])
         example = {}
         for i, key in enumerate(["inputs", "targets"]):
             ids = vocabularies.vocabulary_of_feature(vocabulary, key).encode_tf(columns[i])
@@ -812,17 +817,12 @@ def _checked(
 ) -> tf.Tensor:
     size = vocabulary.vocab_size
     # A lookup of an id beyond the table gives zeros, without an error.
-    check = tf.Assert(
-        tf.reduce_all(ids < size),
-        [
-            f"feature {key} has an id that is not in the vocabulary of {size} ids; the data was "
-            "encoded with another vocabulary:",
-            tf.reduce_max(ids),
-            *where,
-        ],
+    inside = tf.reduce_all(ids < size)
+    text = (
+        f"feature {key} has an id that is not in the vocabulary of {size} ids; the data was "
+        "encoded with another vocabulary:"
     )
-    with tf.control_dependencies([check]):
-        return tf.identity(ids)
+    return _asserted(ids, inside, [text, tf.reduce_max(ids), *where])
 
 
 def pretokenized_tfrecord_dataset(

@@ -14,6 +14,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
+from mesh_tensorflow._calls import arguments_of
 from mesh_tensorflow._core.errors import check_choice
 from mesh_tensorflow.transformer import attention, transformer, transformer_layers
 from mesh_tensorflow.transformer.transformer._context import dropout_of
@@ -269,48 +270,24 @@ class AttentionParamsFixup(attention.AttentionParams):
         self.num_blocks = num_blocks
         self.default_init = default_init
         self.init_distribution = init_distribution
-        super().__init__(
-            mesh,
-            query_input_dim,
-            memory_input_dim,
-            output_dim,
-            key_dim,
-            value_dim,
-            query_heads_dims,
-            memory_heads_dims,
-            variable_dtype,
-            shared_kv=shared_kv,
-            fold_scaling_into_initializer=fold_scaling_into_initializer,
-            **kwargs,
-        )
+        super().__init__(**arguments_of(attention.AttentionParams, locals()), **kwargs)
 
-    def init_weights(self) -> None:
-        """Creates the variables `q_fixup`, `k_fixup`, `v_fixup` (or `kv_fixup`) and `o_fixup`."""
-        scaled = _scaled_initializer(
+    def _weight(self, name: str, shape: mtf.Shape, deviation: float) -> mtf.Tensor:
+        """Creates `q_fixup`, `k_fixup`, `v_fixup` (or `kv_fixup`) or `o_fixup`."""
+        initializer = _scaled_initializer(
             "AttentionParamsFixup",
             self.num_blocks,
             _ATTENTION_EXPONENT,
             self.default_init,
             self.init_distribution,
         )
-
-        def make(
-            name: str, shape: mtf.Shape, initializer: Callable[..., tf.Tensor] = scaled
-        ) -> mtf.Tensor:
-            return mtf.get_variable(
-                self.mesh, name, shape, initializer=initializer, dtype=self.variable_dtype
-            )
-
+        if name == "o":
+            # The last map of the branch, which begins as 0.
+            initializer = tf.zeros_initializer()
         # Names of their own, as in the classic: weights of usual attention do not fit these layers.
-        if not self.no_query:
-            self.wq = make("q_fixup", self.q_shape)
-        if self.shared_kv:
-            self.wkv = make("kv_fixup", self.k_shape)
-        else:
-            self.wk = make("k_fixup", self.k_shape)
-            self.wv = make("v_fixup", self.v_shape)
-        # The last map of the branch, which begins as 0.
-        self.wo = make("o_fixup", self.o_shape, tf.zeros_initializer())
+        return mtf.get_variable(
+            self.mesh, f"{name}_fixup", shape, initializer=initializer, dtype=self.variable_dtype
+        )
 
 
 @gin.configurable(module=_MODULE)

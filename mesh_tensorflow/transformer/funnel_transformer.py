@@ -6,6 +6,7 @@ processing" (2020).
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -14,6 +15,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import check_choice
+from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow.transformer import transformer
 
 if TYPE_CHECKING:
@@ -231,33 +233,9 @@ class BitransformerFunnel(transformer.Bitransformer):
         # The encoder was called just before, and its stack has kept the Context of that call.
         return self.encoder.layer_stack.context.sequence_id
 
-    @gin.configurable(module="BitransformerFunnel")
-    def decode(
-        self,
-        inputs: mtf.Tensor,
-        variable_dtype: mtf.VariableDType = mtf.VariableDType(tf.float32),
-        beam_size: int = 1,
-        alpha: float = 0.6,
-        temperature: float = 0.0,
-        sampling_keep_top_k: int = -1,
-        decode_length_multiplier: float = 1.5,
-        decode_length_constant: float = 10,
-        max_decode_length: Optional[int] = None,
-        draft_model: Optional[transformer.Bitransformer] = None,
-        num_draft_ids: int = 4,
-    ) -> mtf.Tensor:
-        """Returns output ids, by sampling or beam search; see `Bitransformer.decode`."""
-        # A method of its own only because gin binds arguments of `decode` by the name of the class.
-        return super().decode(
-            inputs,
-            variable_dtype=variable_dtype,
-            beam_size=beam_size,
-            alpha=alpha,
-            temperature=temperature,
-            sampling_keep_top_k=sampling_keep_top_k,
-            decode_length_multiplier=decode_length_multiplier,
-            decode_length_constant=decode_length_constant,
-            max_decode_length=max_decode_length,
-            draft_model=draft_model,
-            num_draft_ids=num_draft_ids,
+    # The same function, which gin binds arguments of by the name of this class too.
+    decode = leaves_no_node(
+        gin.configurable(module="BitransformerFunnel")(
+            inspect.unwrap(transformer.Bitransformer.decode)
         )
+    )

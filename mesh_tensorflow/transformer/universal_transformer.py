@@ -457,33 +457,27 @@ class UTLayerStack(transformer.TransformerLayer):
           step: an integer or an integer scalar, the number of the step.
         """
         channels = x.shape.dims[-1]
-        if self.step_timing_signal_type == "learned":
+        kind = self.step_timing_signal_type
+        check_choice("UTLayerStack", "step_timing_signal_type", kind, ("learned", "sinusoid"))
+        if kind == "learned":
             signal = self.get_layer_timing_signal_learned_1d(
                 context, channels, step, self.num_rec_steps
             )
-        elif self.step_timing_signal_type == "sinusoid":
+        else:
             if not isinstance(step, mtf.Tensor):
                 step = mtf.constant(context.mesh, step, dtype=tf.int32)
             signal = _sinusoids(step, channels, 1.0, 1.0e4)
-        else:
-            raise ValueError(
-                f"UTLayerStack: step_timing_signal_type={self.step_timing_signal_type!r} is none "
-                "of 'learned', 'sinusoid'"
-            )
         return self._with_signal(x, signal)
 
     def _with_signal(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
+        how = self.add_or_concat_timing_signal
+        check_choice("UTLayerStack", "add_or_concat_timing_signal", how, ("add", "concat"))
         signal = mtf.cast(signal, x.dtype)
-        if self.add_or_concat_timing_signal == "add":
+        if how == "add":
             return mtf.add(x, signal, output_shape=x.shape)
-        if self.add_or_concat_timing_signal == "concat":
-            signal = mtf.broadcast(signal, x.shape - x.shape.dims[-1] + signal.shape.dims[-1])
-            # Under the other name, as a dense layer makes the model's channels of it again.
-            return concat_channels([x, signal])
-        raise ValueError(
-            f"UTLayerStack: add_or_concat_timing_signal={self.add_or_concat_timing_signal!r} is "
-            "none of 'add', 'concat'"
-        )
+        signal = mtf.broadcast(signal, x.shape - x.shape.dims[-1] + signal.shape.dims[-1])
+        # Under the other name, as a dense layer makes the model's channels of it again.
+        return concat_channels([x, signal])
 
     def step_preprocess(
         self, context: Context, x: mtf.Tensor, step: Union[int, mtf.Tensor]

@@ -575,6 +575,8 @@ def attention(
       ValueError: a dimension is missing, dropout is out of range, there is a z-loss and no Context
         to add it to, or blocks are asked for and not possible.
     """
+    # First, as further names would be among the arguments.
+    arguments = dict(locals())
     tensors = {"q": q, "k": k, "v": v}
     check_operands("attention", tensors, memory_length_dim, key_dim, value_dim)
     if isinstance(dropout_rate, numbers.Real) and not 0.0 <= dropout_rate < 1.0:
@@ -588,21 +590,4 @@ def attention(
             "no z_loss_coeff"
         )
     check_soft_cap("attention", soft_cap)
-    return attend(
-        q,
-        k,
-        v,
-        memory_length_dim,
-        key_dim,
-        value_dim,
-        bias=bias,
-        dropout_rate=dropout_rate,
-        dropout_broadcast_dims=dropout_broadcast_dims,
-        extra_logit=extra_logit,
-        context=context,
-        float32_logits=float32_logits,
-        z_loss_coeff=z_loss_coeff,
-        blocked=blocked,
-        ring=ring,
-        soft_cap=soft_cap,
-    )
+    return attend(**arguments)

@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
+from mesh_tensorflow._calls import arguments_of
 from mesh_tensorflow.transformer.transformer._stack import joined_channels
 
 if TYPE_CHECKING:
@@ -266,20 +267,11 @@ def concat_hyper_prompts_kv(
     Raises:
       ValueError: the Context lacks prompts or tasks, or prompts have another length.
     """
-    arguments = (
-        task_num,
-        num_heads,
-        prefix_hidden_dim,
-        kv_dim,
-        context,
-        mtlprompt_share,
-        dropout_rate,
-        prompt_length,
-    )
+    arguments = arguments_of(make_params_mtlprompt, locals())
     if use_hyperprompt:
-        made = make_params_hyperprompt(*arguments, scope=scope_encoder_or_decoder)
+        made = make_params_hyperprompt(**arguments, scope=scope_encoder_or_decoder)
     else:
-        made = make_params_mtlprompt(*arguments)
+        made = make_params_mtlprompt(**arguments)
     # Hyperparameters of the layer fix the memory's length before there are prompts to measure.
     found = made[0].shape.get_dim_by_name(memory_length.name).size
     if found != prompt_length:

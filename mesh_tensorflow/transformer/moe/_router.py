@@ -623,14 +623,27 @@ def _top_2(router: Router) -> tuple[mtf.Tensor, mtf.Tensor]:
 
     loss = router.balance(choices_1, _of_tokens(gates, first_place), counted=first_place)
     if router.mixture.hparam("use_second_place_loss"):
-        loss += 0.5 * router.balance(
-            choices_2, _normalized(rest, router.experts_dim), counted=any_place
-        )
+        loss += _second_place_loss(router, choices_2, rest, any_place)
+    return _placed(router, [choices_1, choices_2], [gate_1, gate_2]), loss
+
+
+def _second_place_loss(
+    router: Router, choices: mtf.Tensor, rest: mtf.Tensor, counted: Optional[mtf.Tensor]
+) -> mtf.Tensor:
+    """Returns the loss of a later choice, among the gates that earlier ones have left."""
+    return 0.5 * router.balance(choices, _normalized(rest, router.experts_dim), counted=counted)
+
+
+def _placed(
+    router: Router, choices: Sequence[mtf.Tensor], gates: Sequence[mtf.Tensor]
+) -> mtf.Tensor:
+    """Returns the combine tensor of first choices, and of those of later ones that are sent."""
     assignment = Assignment(router)
     # All first choices before any second one: if places are short, second choices are dropped.
-    assignment.place(choices_1, gate_1)
-    assignment.place(_sent(router, choices_2, gate_2), gate_2)
-    return assignment.combine, loss
+    assignment.place(choices[0], gates[0])
+    for chosen, gate in zip(choices[1:], gates[1:]):
+        assignment.place(_sent(router, chosen, gate), gate)
+    return assignment.combine
 
 
 def _top_n(router: Router) -> tuple[mtf.Tensor, mtf.Tensor]:
@@ -669,14 +682,8 @@ def _top_n(router: Router) -> tuple[mtf.Tensor, mtf.Tensor]:
     loss = router.balance(choices[0], _of_tokens(gates, first_place), counted=first_place)
     if router.mixture.hparam("use_second_place_loss") and n > 1:
         place = min(2, n - 1)
-        loss += 0.5 * router.balance(
-            choices[place], _normalized(rests[place], router.experts_dim), counted=any_place
-        )
-    assignment = Assignment(router)
-    assignment.place(choices[0], best[0])
-    for chosen, gate in zip(choices[1:], best[1:]):
-        assignment.place(_sent(router, chosen, gate), gate)
-    return assignment.combine, loss
+        loss += _second_place_loss(router, choices[place], rests[place], any_place)
+    return _placed(router, choices, best), loss
 
 
 def _choice(router: Router) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:

@@ -105,23 +105,35 @@ class Bitransformer:
                 params["positional_embedding"] = new_position_weights(encoder, mesh, variable_dtype)
         return params
 
-    def _encoder_outputs(
+    def _encode(
         self,
-        output: mtf.Tensor,
-        sequence_id: mtf.Tensor,
         inputs: mtf.Tensor,
-        layer_outputs: list[mtf.Tensor],
-        shared_params: Optional[dict[str, Any]],
-    ) -> EncoderOutputs:
-        """Returns what the decoder reads, with the encoder's length as its memory length."""
+        variable_dtype: mtf.VariableDType,
+        sequence_id: mtf.Tensor,
+        **options: Any,
+    ) -> tuple[EncoderOutputs, Any]:
+        """Calls the encoder; returns what the decoder reads, by its memory length, and the loss."""
+        shared_params = self._shared_params(inputs.mesh, variable_dtype)
+        # The encoder's stack appends to it; decoders with transparent attention mix what is in it.
+        layer_outputs: list[mtf.Tensor] = []
+        output, loss = self.encoder.call_simple(
+            inputs,
+            None,
+            variable_dtype=variable_dtype,
+            sequence_id=sequence_id,
+            shared_params=shared_params,
+            layer_outputs=layer_outputs,
+            **options,
+        )
         to_memory = layers.rename_length_to_memory_length
-        return EncoderOutputs(
+        encoded = EncoderOutputs(
             encoder_output=to_memory(output),
             encoder_sequence_id=to_memory(self._encoded_sequence_id(sequence_id)),
             encoder_inputs=to_memory(inputs),
             encoder_layer_outputs=layer_outputs,
             shared_params=shared_params,
         )
+        return encoded, loss
 
     @leaves_no_node
     def call_simple(
@@ -168,25 +180,16 @@ class Bitransformer:
             encoder_sequence_id = mtf.minimum(inputs, 1)
         if decoder_sequence_id is None:
             decoder_sequence_id = mtf.minimum(targets, 1)
-        shared_params = self._shared_params(inputs.mesh, variable_dtype)
-        # The encoder's stack appends to it; decoders with transparent attention mix what is in it.
-        encoder_layer_outputs: list[mtf.Tensor] = []
-        encoder_output, encoder_loss = self.encoder.call_simple(
+        encoded, encoder_loss = self._encode(
             inputs,
-            None,
-            compute_loss,
+            variable_dtype,
+            encoder_sequence_id,
+            compute_loss=compute_loss,
             mode=mode,
-            variable_dtype=variable_dtype,
-            sequence_id=encoder_sequence_id,
             position=encoder_position,
-            shared_params=shared_params,
-            layer_outputs=encoder_layer_outputs,
             num_microbatches=num_microbatches,
         )
         decoder_inputs = autoregressive_inputs(targets, sequence_id=decoder_sequence_id)
-        encoded = self._encoder_outputs(
-            encoder_output, encoder_sequence_id, inputs, encoder_layer_outputs, shared_params
-        )
         logits, loss = self.decoder.call_simple(
             decoder_inputs,
             targets,
@@ -272,14 +275,18 @@ class Bitransformer:
             decode_dim = length_dim
         else:
             decode_dim = mtf.Dimension("length", max_decode_length)
-        encoded = _encode(self, inputs, variable_dtype)
+        # As in a call with one example in each row: 0 at padding, which the decoder must not see.
+        reading: dict[str, Any] = {"compute_loss": False, "mode": "infer"}
+        encoded, _ = self._encode(inputs, variable_dtype, mtf.minimum(inputs, 1), **reading)
         if beam_size == 1:
             draft = None
             if draft_model is not None:
                 # Both models may have the same names, so the draft's variables need a scope around
                 # them.
                 with draft_scope():
-                    read = _encode(draft_model, inputs, variable_dtype)
+                    read, _ = draft_model._encode(
+                        inputs, variable_dtype, mtf.minimum(inputs, 1), **reading
+                    )
                 draft = Draft(draft_model.decoder, read, num_draft_ids)
             return self.decoder.sample_autoregressive(
                 mtf.zeros(inputs.mesh, mtf.Shape([*rows, decode_dim]), tf.int32),
@@ -303,27 +310,6 @@ class Bitransformer:
             alpha=alpha,
             **encoded.arguments(),
         )
-
-
-def _encode(
-    model: Bitransformer, inputs: mtf.Tensor, variable_dtype: mtf.VariableDType
-) -> EncoderOutputs:
-    """Calls the encoder and returns what the decoder reads from it."""
-    # As in a call with one example in each row: 0 at padding, which the decoder must not see.
-    sequence_id = mtf.minimum(inputs, 1)
-    shared_params = model._shared_params(inputs.mesh, variable_dtype)
-    layer_outputs: list[mtf.Tensor] = []
-    output, _ = model.encoder.call_simple(
-        inputs,
-        None,
-        compute_loss=False,
-        mode="infer",
-        variable_dtype=variable_dtype,
-        sequence_id=sequence_id,
-        shared_params=shared_params,
-        layer_outputs=layer_outputs,
-    )
-    return model._encoder_outputs(output, sequence_id, inputs, layer_outputs, shared_params)
 
 
 # -- models of parts that gin configures; distillation
@@ -604,27 +590,24 @@ def make_bitransformer(
       decoder_name: a string, the variable scope of the decoder.
       bitransformer_cls: a class, or a function that takes the encoder and the decoder.
     """
-    with gin.config_scope("encoder"):
-        encoder = Unitransformer(
-            layer_stack=make_layer_stack(),
-            input_vocab_size=input_vocab_size,
-            output_vocab_size=None,
-            autoregressive=False,
-            name=encoder_name,
-            layout=layout,
-            mesh_shape=mesh_shape,
-        )
-    with gin.config_scope("decoder"):
-        decoder = Unitransformer(
-            layer_stack=make_layer_stack(),
-            input_vocab_size=output_vocab_size,
-            output_vocab_size=output_vocab_size,
-            autoregressive=True,
-            name=decoder_name,
-            layout=layout,
-            mesh_shape=mesh_shape,
-        )
-    return bitransformer_cls(encoder, decoder)
+    sides = {
+        "encoder": (encoder_name, input_vocab_size, None),
+        "decoder": (decoder_name, output_vocab_size, output_vocab_size),
+    }
+    made = []
+    for scope, (name, inputs, outputs) in sides.items():
+        with gin.config_scope(scope):
+            model = Unitransformer(
+                layer_stack=make_layer_stack(),
+                input_vocab_size=inputs,
+                output_vocab_size=outputs,
+                autoregressive=scope == "decoder",
+                name=name,
+                layout=layout,
+                mesh_shape=mesh_shape,
+            )
+        made.append(model)
+    return bitransformer_cls(*made)
 
 
 @gin.configurable(module=_MODULE)

@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import beam_search as mtf_beam_search
 from mesh_tensorflow import layers
+from mesh_tensorflow._calls import arguments_of
 from mesh_tensorflow._core.errors import dims_text, tensors_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow.layers._blocked_attention import soft_capped
@@ -492,6 +493,8 @@ class Unitransformer:
             another number is out of its range, `partial_sequences` is not such a Tensor, or the
             draft does not fit the model or has no meaning with a penalty or `each_step`.
         """
+        # First, as further names would be among the arguments.
+        encoded = EncoderOutputs(**arguments_of(EncoderOutputs, locals()))
         choice = Choice(
             temperature, sampling_keep_top_k, stop_at_token, never_end,
             top_p, min_p, repetition_penalty, seed,
@@ -508,13 +511,6 @@ class Unitransformer:
                     "repetition_penalty and each_step, which follow one id after another, have no "
                     "meaning; leave out either"
                 )
-        encoded = EncoderOutputs(
-            encoder_output=encoder_output,
-            encoder_sequence_id=encoder_sequence_id,
-            encoder_inputs=encoder_inputs,
-            encoder_layer_outputs=encoder_layer_outputs,
-            shared_params=shared_params,
-        )
         ids, length_dim = partial_sequences, partial_sequences.shape.dims[-1]
         # Rows begin with their given ids, so that their number is also the first position to fill.
         number = num_given
@@ -599,19 +595,14 @@ class Unitransformer:
           ValueError: the model is not autoregressive, the inputs have no beams, or only one of
             `partial_sequences` and `num_given` is there.
         """
+        # First, as further names would be among the arguments.
+        encoded = EncoderOutputs(**arguments_of(EncoderOutputs, locals()))
         if len(inputs.shape) < 3:
             raise ValueError(
                 f"{self.name}: for a beam search, inputs must have the dimensions [batch, beam, "
                 f"length], not {tensors_text([inputs])}"
             )
         *rows, beam_dim, length_dim = inputs.shape.dims
-        encoded = EncoderOutputs(
-            encoder_output=encoder_output,
-            encoder_sequence_id=encoder_sequence_id,
-            encoder_inputs=encoder_inputs,
-            encoder_layer_outputs=encoder_layer_outputs,
-            shared_params=shared_params,
-        )
         if (partial_sequences is None) != (num_given is None):
             raise ValueError(
                 f"{self.name}: for a beam search, partial_sequences and num_given go together"

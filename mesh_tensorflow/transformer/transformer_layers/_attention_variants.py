@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Optional
 
 import gin
@@ -81,12 +82,7 @@ class LocalSelfAttention(SelfAttention):
           ValueError: the radius is below 1.
         """
         super().__init__(
-            num_heads=num_heads,
-            num_memory_heads=num_memory_heads,
-            key_value_size=key_value_size,
-            shared_kv=shared_kv,
-            dropout_rate=dropout_rate,
-            attention_kwargs=attention_kwargs,
+            **arguments_of(SelfAttention, locals()),
             # Options of SelfAttention that a window does not have are given, or gin would bind
             # them.
             relative_attention_type=None,
@@ -412,9 +408,8 @@ class ExpertsSelfAttention(SelfAttention):
         if not self.attend_to_memory:
             # Nothing is kept in decoding, as each position sees its own value only.
             return keys, keys
-        if context.mode != "incremental":
-            # Only after the experts, which find padding by the length's own name.
-            keys = self.rename_length_to_memory_length(keys, context)
+        # Only after the experts, which find padding by the length's own name.
+        keys = self._as_memory(keys, context)
         [keys] = _parts.states_so_far(context, [keys], memory_length)
         return keys, keys
 
@@ -427,25 +422,16 @@ class ExpertsSelfAttention(SelfAttention):
         memory_length: mtf.Dimension,
         bias: Optional[mtf.Tensor],
     ) -> mtf.Tensor:
-        if self.attend_to_memory:
-            return super()._attend(context, q, k, v, memory_length, bias)
-        kwargs = self.attention_kwargs_from_context(context)
-        if bias is None:
+        if bias is None and not self.attend_to_memory:
             # Keys lack the memory's length here: the bias gives it to the logits. The weights of a
             # query sum to 1 over it, so each gets its own value.
             bias = mtf.zeros(context.mesh, mtf.Shape([memory_length]), dtype=q.dtype)
-        return _dot_product.attend(
-            q,
-            k,
-            v,
-            memory_length,
-            self.kv_dim,
-            self.kv_dim,
-            bias=bias,
-            context=context,
-            z_loss_coeff=self.z_loss_coeff,
-            **kwargs,
-        )
+        return super()._attend(context, q, k, v, memory_length, bias)
+
+    @property
+    def attention_fn(self) -> Callable[..., mtf.Tensor]:
+        """The attention function, one that does not check keys which lack the memory's length."""
+        return super().attention_fn if self.attend_to_memory else _dot_product.attend
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
@@ -533,21 +519,7 @@ class Synthesizer(SelfAttention):
         products = _other_weights.uses_products(synthesize_mode)
         # Keys serve the products alone: without these, there is one weight, for values.
         shared_kv = shared_kv or not products
-        super().__init__(
-            num_heads=num_heads,
-            num_memory_heads=num_memory_heads,
-            key_value_size=key_value_size,
-            shared_kv=shared_kv,
-            dropout_rate=dropout_rate,
-            attention_kwargs=attention_kwargs,
-            relative_attention_type=relative_attention_type,
-            relative_attention_num_buckets=relative_attention_num_buckets,
-            attention_func=attention_func,
-            combine_dims=combine_dims,
-            keep_query_heads_dims=keep_query_heads_dims,
-            fold_scaling_into_initializer=fold_scaling_into_initializer,
-            **kwargs,
-        )
+        super().__init__(**arguments_of(SelfAttention, locals()), **kwargs)
         self.synthesize_mode = synthesize_mode
         self.no_query = not _other_weights.uses_queries(synthesize_mode)
 

@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
+from mesh_tensorflow._calls import arguments_of
 from mesh_tensorflow.transformer.transformer import TransformerLayer
 from mesh_tensorflow.transformer.transformer._context import dropout_of
 from mesh_tensorflow.transformer.transformer_layers._self_attention import SelfAttention
@@ -440,14 +441,7 @@ class Conv1DLocalAttn(SeparableConv1DLayer):
           num_unique_depth_filters: an integer, the number of channels that share a kernel: channels
             c, c + d_model / num_unique_depth_filters, ...
         """
-        super().__init__(
-            min_relative_pos,
-            max_relative_pos,
-            output_size,
-            depthwise_filter_initializer_scale,
-            pointwise_filter_initializer_scale,
-            activation,
-        )
+        super().__init__(**arguments_of(SeparableConv1DLayer, locals()))
         self._num_unique_depth_filters = num_unique_depth_filters
 
     def get_kernel_wt(
@@ -635,19 +629,14 @@ class LocalConvAttnBlock(TransformerLayer):
         Raises:
           NotImplementedError: `attention_type` is unknown.
         """
+        # First, as further names would be among the arguments.
+        arguments = arguments_of(SeparableConv1DLayer, locals())
         if attention_type not in _ATTENTION_TYPES:
             raise NotImplementedError(
                 f"LocalConvAttnBlock: attention_type={attention_type!r} is none of "
                 f"{', '.join(_ATTENTION_TYPES)}"
             )
-        self.conv_local_attn_layer = _ATTENTION_TYPES[attention_type](
-            min_relative_pos,
-            max_relative_pos,
-            output_size,
-            depthwise_filter_initializer_scale,
-            pointwise_filter_initializer_scale,
-            activation,
-        )
+        self.conv_local_attn_layer = _ATTENTION_TYPES[attention_type](**arguments)
 
     def call(
         self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None

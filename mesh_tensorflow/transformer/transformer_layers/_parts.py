@@ -258,7 +258,6 @@ class WriteAtOperation(mtf.Operation):
         new: mtf.Tensor,
         position: mtf.Tensor,
         dim: mtf.Dimension,
-        name: Optional[str] = None,
     ) -> None:
         """Creates the operation; arguments are those of `write_at`."""
         at = state.shape.dims.index(dim) if dim in state.shape else -1
@@ -278,7 +277,7 @@ class WriteAtOperation(mtf.Operation):
                 f"{dims_text(unknown)}, which the state {state.shape} does not have before "
                 f"{dims_text([dim])}"
             )
-        super().__init__([state, new, position], name=name or "write_at")
+        super().__init__([state, new, position], name="write_at")
         self._dim = dim
         self._several = several
         self._outputs = [mtf.Tensor(self, state.shape, state.dtype)]

@@ -441,8 +441,8 @@ class SelfAttention(transformer.TransformerLayer):
         """Returns keys and values of all positions so far, and records them when decoding."""
         by_heads = self._by_heads(context)
         plain = context.mode == "incremental" or by_heads
-        # A step has no length to rename, and `by_heads` gives it another name.
-        m = x if plain else self.rename_length_to_memory_length(x, context)
+        # `by_heads` gives the length another name.
+        m = x if by_heads else self._as_memory(x, context)
         if params.shared_kv:
             # One state for both: with shared keys and values, decoding keeps half as much.
             states = [params.compute_kv(m)]
@@ -631,6 +631,11 @@ class SelfAttention(transformer.TransformerLayer):
         """
         # Logits have both lengths, which need two names; a layout may then split one of them alone.
         return mtf.rename_dimension(x, context.length_dim.name, self.memory_length(context).name)
+
+    def _as_memory(self, x: mtf.Tensor, context: Context) -> mtf.Tensor:
+        """Returns `x` as the memory of attention; a step of decoding has no length to rename."""
+        step = context.mode == "incremental"
+        return x if step else self.rename_length_to_memory_length(x, context)
 
     def min_relative_position(self, context: Context) -> Optional[int]:
         """Returns how far back a position attends, a negative number; None for no limit.

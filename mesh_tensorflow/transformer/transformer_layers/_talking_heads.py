@@ -222,9 +222,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
         """
         memory_length = self.memory_length(context)
         q = self.compute_q(context, x)
-        # A step has no length to rename: its one position is written into the states.
-        step = context.mode == "incremental"
-        m = x if step else self.rename_length_to_memory_length(x, context)
+        m = self._as_memory(x, context)
         states = [self.compute_k(context, m), self.compute_v(context, m)]
         states += [m] if self._keeps_memory else []
         states = _parts.states_so_far(context, states, memory_length)
@@ -443,10 +441,8 @@ class GeneralBilinearSelfAttention(SelfAttention):
         """
         memory_length = self.memory_length(context)
         q = self.compute_q(context, x)
-        step = context.mode == "incremental"
-        m = x if step else self.rename_length_to_memory_length(x, context)
         # The memory is its own state, as there are no projections of it.
-        [m] = _parts.states_so_far(context, [m], memory_length)
+        [m] = _parts.states_so_far(context, [self._as_memory(x, context)], memory_length)
         bias = self.compute_bias(context, self._memory_position(context), x, self.heads_dims, q)
         return self.attention_internal(context, q, m, memory_length, bias)
 

@@ -43,10 +43,10 @@ from mesh_tensorflow.transformer.utils._settings import (
     get_checkpoint_iterator,
     get_step_from_checkpoint_path,
     inputs_length,
-    inputs_vocabulary,
     length_of_feature,
     targets_vocabulary,
 )
+from mesh_tensorflow.transformer.vocabulary import vocabulary_of_feature
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.dataset import EvalDataset, Vocabularies
@@ -78,15 +78,11 @@ def maybe_add_pretokenized_features(
       Dictionaries with additional keys: <key>_pretokenized, and for negative ids, which are not
       scored, <key>_neg_pretokenized.
     """
-    vocabularies = {
-        "inputs": inputs_vocabulary(vocabulary),
-        "targets": targets_vocabulary(vocabulary),
-    }
     result = []
     for example in examples:
         added = dict(example)
-        for key, own in vocabularies.items():
-            name = f"{key}_pretokenized"
+        for key in ("inputs", "targets"):
+            own, name = vocabulary_of_feature(vocabulary, key), f"{key}_pretokenized"
             if key not in example or name in example:
                 continue
             if isinstance(example[key], (bytes, str)):
@@ -328,20 +324,16 @@ def score_with_estimator_lazy(
 def _score(
     score_fn: Callable[..., Any],
     postprocess_fn: Optional[Callable[..., Any]],
-    estimator: mtf_estimator.tpu.TPUEstimator,
-    input_fn: Callable[..., Any],
-    steps: Steps,
-    model_dir: str,
-    vocabulary: Vocabularies,
+    where: tuple[Any, ...],
     **count: int,
 ) -> Any:
     """Calls a function that scores; without a `postprocess_fn` it prints, or has one of its own."""
+    # By position, whatever a function of the user's own calls its arguments.
     if postprocess_fn is not None:
-        # By position, whatever a function of the user's own calls its arguments.
-        where = (estimator, input_fn, steps, model_dir, vocabulary)
         return score_fn(*where, postprocess_fn, *count.values())
     if score_fn is not score_with_estimator:
-        return score_fn(estimator, input_fn, steps, model_dir, vocabulary, **count)
+        return score_fn(*where, **count)
+    estimator, input_fn, steps, model_dir, vocabulary = where
     scores: list[float] = []
     for path in get_checkpoint_iterator(steps, model_dir):
         results: Examples = _checked(_scored(estimator, input_fn, path, count.get("num_examples")))
@@ -464,16 +456,8 @@ def score_from_strings(
             targets, own, kind, batch_size, length, eos_id, None, sources[1:]
         )
     input_fn = arrays_input_fn(features, batch_size)
-    return _score(
-        score_with_estimator_fn,
-        score_postprocess_fn,
-        estimator,
-        input_fn,
-        eval_checkpoint_step,
-        model_dir,
-        vocabulary,
-        num_examples=len(targets),
-    )
+    where = (estimator, input_fn, eval_checkpoint_step, model_dir, vocabulary)
+    return _score(score_with_estimator_fn, score_postprocess_fn, where, num_examples=len(targets))
 
 
 @gin.configurable(module=MODULE)
@@ -521,16 +505,9 @@ def score_from_dataset(
     input_fn = combined_input_fn(
         [functools.partial(dataset_of, d, sequence_length) for d in datasets], batch_size
     )
+    where = (estimator, input_fn, eval_checkpoint_step, model_dir, vocabulary)
     # Without a number of examples, which is not known before the data sets have been read.
-    return _score(
-        score_with_estimator_fn,
-        score_postprocess_fn,
-        estimator,
-        input_fn,
-        eval_checkpoint_step,
-        model_dir,
-        vocabulary,
-    )
+    return _score(score_with_estimator_fn, score_postprocess_fn, where)
 
 
 # -- metrics of outputs, scores and perplexity

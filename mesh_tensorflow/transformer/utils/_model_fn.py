@@ -47,11 +47,10 @@ from mesh_tensorflow.transformer.utils._settings import (
     Lengths,
     Settings,
     inputs_length,
-    inputs_vocabulary,
     longest,
     serialize_num_microbatches,
-    targets_vocabulary,
 )
+from mesh_tensorflow.transformer.vocabulary import vocabulary_of_feature
 from mesh_tensorflow.visualize import print_training_report
 
 if TYPE_CHECKING:
@@ -683,15 +682,10 @@ def evaluation_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> An
 
 def _texts(settings: Settings, predictions: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """Replaces ids by text in predictions, if the vocabularies can decode in a graph."""
-    targets = targets_vocabulary(settings.vocabulary)
-    by_name = {
-        "inputs": inputs_vocabulary(settings.vocabulary),
-        "outputs": targets,
-        "targets": targets,
-    }
     result = dict(predictions)
-    for name in predictions.keys() & by_name.keys():
-        decode = getattr(by_name[name], "decode_tf", None)
+    for name in predictions.keys() & {"inputs", "outputs", "targets"}:
+        own = vocabulary_of_feature(settings.vocabulary, name)
+        decode = getattr(own, "decode_tf", None)
         if decode is None:
             tf.logging.warning("%s are exported as ids: the vocabulary has no decode_tf", name)
         else:

@@ -62,6 +62,7 @@ from mesh_tensorflow.transformer.utils._settings import (
     length_of_feature,
     targets_vocabulary,
 )
+from mesh_tensorflow.transformer.vocabulary import vocabulary_of_feature
 
 if TYPE_CHECKING:
     from mesh_tensorflow.transformer.dataset import Vocabularies
@@ -351,8 +352,8 @@ def train_model(
         dataset = call_dataset_fn(
             train_dataset_fn, "train_dataset_fn", sequence_length, vocabulary, dataset_split
         )
-        own = {"inputs": inputs_vocabulary(vocabulary), "targets": targets_vocabulary(vocabulary)}
-        sizes = {key: own_vocabulary.vocab_size for key, own_vocabulary in own.items()}
+        keys = ("inputs", "targets")
+        sizes = {key: vocabulary_of_feature(vocabulary, key).vocab_size for key in keys}
         dataset = in_vocabulary(dataset.map(model_features), sizes)
         # Repeated first, or examples at the end that fill no batch would never be seen.
         dataset = dataset.repeat().batch(rows, drop_remainder=True)
