@@ -389,6 +389,7 @@ class Storing:
     """A stored layout on a mesh.
 
     Attributes:
+      mesh_sizes: the sizes of the mesh dimensions, by name.
       layout: a StoredLayout, or None.
       weights_too: whether weights are stored in parts, besides what optimizers keep.
       early: whether each gradient is split before the next one is computed; None without a layout.
@@ -401,8 +402,8 @@ class Storing:
           mesh_shape: a Shape.
           layout: a StoredLayout, or None.
         """
-        self._mesh_shape, self._sizes = mesh_shape, MeshSizes({d.name: d.size for d in mesh_shape})
-        self.layout = layout
+        self._mesh_shape, self.layout = mesh_shape, layout
+        self.mesh_sizes = MeshSizes({d.name: d.size for d in mesh_shape})
         self.weights_too = layout is not None and layout.stage >= WEIGHTS_TOO
         self.early = None if layout is None else layout.is_early
         self._known: dict[tuple, dict[str, str]] = {}
@@ -435,7 +436,7 @@ class Storing:
           layout: a dictionary from dimension names to mesh dimension names.
         """
         rules = self.rules(weight, layout)
-        return math.prod(self._sizes[rules[d]] for d in set(dims) & rules.keys())
+        return math.prod(self.mesh_sizes[rules[d]] for d in set(dims) & rules.keys())
 
 
 # -- updates
@@ -463,9 +464,7 @@ class Updates:
     sums: Mapping[Tensor, Weight]
 
 
-NO_UPDATES = Updates(
-    {}, {}, {}
-)  # of a program whose variables are stored as they are computed with
+NO_UPDATES = Updates({}, {}, {})  # of variables that are stored as they are computed with
 
 
 def find_updates(graph: Graph, early: bool) -> Updates:
