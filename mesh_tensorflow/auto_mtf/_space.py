@@ -478,15 +478,13 @@ def find_updates(graph: Graph, early: bool) -> Updates:
       graph: an mtf.Graph.
       early: whether each gradient is split before the next one is computed.
     """
-    impls, seen = {}, _AnyStored(WEIGHTS_TOO, LayoutRules([]), _STORE)
-    for mesh in dict.fromkeys(op.mesh for op in graph.operations):
-        # A mesh of two dimensions: one splits the batch, so that gradients are partial sums as in
-        # training, and over the other one anything may be stored.
-        dim, parts = _batch_like(graph)
-        rules = LayoutRules([(dim, _DATA)] if dim else [])
-        impl: MeshImpl = MeshImpl(Shape([(_DATA, parts), (_STORE, 2)]), rules)
-        impl.stored_layout = seen
-        impls[mesh] = impl
+    # A mesh of two dimensions: one splits the batch, so that gradients are partial sums as in
+    # training, and over the other one anything may be stored.
+    dim, parts = _batch_like(graph)
+    rules = LayoutRules([(dim, _DATA)] if dim else [])
+    impl: MeshImpl = MeshImpl(Shape([(_DATA, parts), (_STORE, 2)]), rules)
+    impl.stored_layout = seen = _AnyStored(WEIGHTS_TOO, LayoutRules([]), _STORE)
+    impls = {op.mesh: impl for op in graph.operations}
     found = stored_names(graph, impls, early_on=impls if early else ())
     weight_of = seen.weights({**found.variables, **found.updates})
     updates = Updates(weight_of, {}, seen.weights(found.sums))

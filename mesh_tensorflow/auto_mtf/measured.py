@@ -244,7 +244,7 @@ def choose_on(
     exchange, is_first = (alone, True) if machine is None else (machine.exchange, machine.is_first)
 
     def find() -> dict[str, Any]:
-        begin, tried, hardware = time.monotonic(), list[Tried](), place.hardware(auto)
+        begin, hardware = time.monotonic(), place.hardware(auto)
         if machine is None:
             estimator = StepEstimator(graph, place.shape, (), hardware, stored_layout)
         else:
@@ -252,27 +252,7 @@ def choose_on(
             estimator = estimator_on(machine, ProgramParts(graph), profile, hardware, stored_layout)
         # One process searches: the others wait, and leave it the cores that they have in common.
         candidates = exchange(_preferred(estimator, auto, machine) if is_first else None)[0]
-        error: Optional[tf.errors.ResourceExhaustedError] = None
-        stream, what = None if show else io.StringIO(), "try layouts"
-        with Progress(len(candidates), what, "layout", stream=stream, leave=False) as progress:
-            for number, (layout, predicted) in enumerate(candidates):
-                left = begin + auto.seconds - time.monotonic()
-                measured, why = None, f"not tried within {auto.seconds:g} s"
-                # The first is always tried: without any, there would be no choice.
-                if exchange(left > 0 or not any(one.measured for one in tried))[0]:
-                    try:
-                        share = left / (len(candidates) - number)
-                        measured = _seconds_of(run(layout), share, exchange)
-                    except tf.errors.ResourceExhaustedError as e:
-                        error = e
-                    if any(exchange(measured is None)):  # in one process, which all others need
-                        measured, why = None, "out of memory"
-                tried.append(Tried(layout, predicted, measured, why))
-                progress.update()
-        tried.sort(key=lambda one: (one.measured is None, one.measured, one.predicted))
-        tried = [Tried(*one) for one in exchange(tried)[0]]
-        if tried[0].measured is None:
-            raise error or tf.errors.ResourceExhaustedError(None, None, "in another process")
+        tried = _tried(candidates, auto, begin, run, exchange, show)
         return {"layout": tried[0].layout, "tried": tried}
 
     where = f"simd={place.simd} pjrt={place.pjrt} {place.kind} {place.devices}"
@@ -282,6 +262,51 @@ def choose_on(
     if show:
         print(choice, file=sys.stderr, flush=True)
     return choice
+
+
+def _tried(
+    candidates: Sequence[tuple[str, float]],
+    auto: Auto,
+    begin: float,
+    run: Runner,
+    exchange: Exchange,
+    show: bool,
+) -> list[Tried]:
+    """Returns layouts with the times of their steps, the fastest first.
+
+    Args:
+      candidates: the layouts, each with the seconds by the cost model.
+      auto: an Auto.
+      begin: when its seconds began.
+      run: see `choose_on`.
+      exchange: tells what all processes say, which try them together.
+      show: whether there is a progress line.
+
+    Raises:
+      tf.errors.ResourceExhaustedError: none could be run.
+    """
+    tried, error = list[Tried](), None
+    stream = None if show else io.StringIO()
+    with Progress(len(candidates), "try layouts", "layout", stream=stream, leave=False) as progress:
+        for number, (layout, predicted) in enumerate(candidates):
+            left = begin + auto.seconds - time.monotonic()
+            measured, why = None, f"not tried within {auto.seconds:g} s"
+            # The first is always tried: without any, there would be no choice.
+            if exchange(left > 0 or not any(one.measured for one in tried))[0]:
+                try:
+                    share = left / (len(candidates) - number)
+                    measured = _seconds_of(run(layout), share, exchange)
+                except tf.errors.ResourceExhaustedError as e:
+                    error = e
+                if any(exchange(measured is None)):  # in one process, which all others need
+                    measured, why = None, "out of memory"
+            tried.append(Tried(layout, predicted, measured, why))
+            progress.update()
+    tried.sort(key=lambda one: (one.measured is None, one.measured, one.predicted))
+    tried = [Tried(*one) for one in exchange(tried)[0]]
+    if tried[0].measured is None:
+        raise error or tf.errors.ResourceExhaustedError(None, None, "in another process")
+    return tried
 
 
 def layout_on(
