@@ -171,9 +171,7 @@ class CompiledMemory(ResidentMemory):
         return Block(f"{op.name}/edges", "copies", int(more * op.outputs[0].dtype.size), column)
 
     def _orders(self) -> list[list[int]]:
-        maker = {name: i for i, item in enumerate(self._items) for name in item.outputs}
-        inputs = [{maker[name] for name in item.inputs} for item in self._items]
-        readers: dict[int, list[int]] = {}
+        inputs, readers = self._needed(), dict[int, list[int]]()
         for number, needed in enumerate(inputs):
             for n in needed:
                 readers.setdefault(n, []).append(number)

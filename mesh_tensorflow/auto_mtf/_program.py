@@ -353,10 +353,6 @@ class LayoutProgram:
 
     # -- memory
 
-    def peak(self, layout: Layout) -> int:
-        """Returns the peak memory of a layout, in bytes."""
-        return self._memory.peak(layout, self._space.mesh_sizes)
-
     def _parts(self, column: int) -> list[tuple[int, Any]]:
         """Returns pairs (number of parts of a column, variable), for each assignment."""
         if column not in self._split:
@@ -374,7 +370,7 @@ class LayoutProgram:
             # Every amount, bytes / parts, is a multiple of bytes / lcm(parts).
             most = math.lcm(*(p for p, _ in self._parts(column) if p < NO_BLOCK))
             divisors.append(int(np.gcd.reduce(bytes_[:, column] // most)))
-        return max(math.gcd(*divisors), self.peak({}) / _LARGEST_AMOUNT) or 1
+        return max(math.gcd(*divisors), self._memory.peak({}) / _LARGEST_AMOUNT) or 1
 
     def bound(self, time: int) -> None:
         """Adds constraints that memory at a time is within the limit, and at most the peak."""
@@ -414,7 +410,7 @@ class LayoutProgram:
             self.sizes.append((self.model.numVariables(), self.model.numConstraints()))
             solve_to_optimum(self.model, solver)
             layout = self.layout()
-            in_use = self._memory.in_use(layout, self._space.mesh_sizes)
+            in_use = self._memory.in_use(layout)
             # With some times left out, the optimum is a lower bound. Here memory is highest at one
             # of those that are in, so that no layout is better; what is bounded by the limit
             # exceeds it by the tolerance of the solver at most.
@@ -436,15 +432,15 @@ class LayoutProgram:
         """
         self.model.setObjective(pulp.lpSum([self._peak]))
         if not self._x:
-            self._peak.varValue = self.peak({}) / self._unit
+            self._peak.varValue = self._memory.peak({}) / self._unit
             return {}
         best = self.optimum(solver)
         self.model.setObjective(-pulp.lpSum(self._x.values()))
         # Half a unit leaves room for rounding errors only, if amounts are whole.
-        self._peak.upBound = self.peak(best) / self._unit + 0.5
+        self._peak.upBound = self._memory.peak(best) / self._unit + 0.5
         last = self.optimum(solver)
         # If amounts are rounded to the unit, half a unit may let in a layout that needs more.
-        return last if self.peak(last) <= self.peak(best) else best
+        return last if self._memory.peak(last) <= self._memory.peak(best) else best
 
 
 # -- the fastest layouts
@@ -534,24 +530,14 @@ class FastestLayouts:
         self._times: list[int] = []
         self.sizes: list[tuple[int, int]] = []
 
-    def peak(self, layout: Mapping[str, str]) -> int:
-        """Returns the peak memory of a layout, in bytes."""
-        return self._memory.peak(layout, self._space.mesh_sizes)
-
     def seconds(self, layout: Mapping[str, str]) -> float:
         """Returns the seconds of a legal layout."""
         return self._tables.total(layout)
 
     def _fits(self, layout: Mapping[str, str]) -> bool:
-        return self._limit is None or self.peak(layout) <= self._limit
+        return self._limit is None or self._memory.peak(layout) <= self._limit
 
     # -- search
-
-    def is_slower(self, seconds: float) -> bool:
-        """Returns whether every layout, whether it fits or not, is known to be slower."""
-        self._tables.prune(seconds * (1 + _SAME))
-        # A layout has a row of each table, so where none is left there is no layout.
-        return not all(table.alive.any() for table in self._tables.tables)
 
     def next_best(self, most_seconds: float = np.inf) -> Optional[Layout]:
         """Returns the next fastest layout that fits; None if there are no more.
@@ -562,7 +548,9 @@ class FastestLayouts:
         Raises:
           SolverError: the solver did not find an optimum.
         """
-        if self.is_slower(most_seconds):
+        self._tables.prune(most_seconds * (1 + _SAME))
+        # A layout has a row of each table, so where none is left there is no layout.
+        if not all(table.alive.any() for table in self._tables.tables):
             return None
         # What is slower than a layout that is known to fit need not be in the integer program.
         known = self._incumbent()
@@ -589,7 +577,7 @@ class FastestLayouts:
     def _alike(self, layout: Layout) -> list[Layout]:
         """Returns the layouts that differ from one only by a permutation of mesh dimensions."""
         sizes = self._space.mesh_sizes
-        seconds, peak = self._tables.total(layout), self.peak(layout)
+        seconds, peak = self._tables.total(layout), self._memory.peak(layout)
         layouts = {}
         for order in itertools.permutations(sizes):
             name = dict(zip(sizes, order))
@@ -600,7 +588,7 @@ class FastestLayouts:
                 continue
             # Mesh dimensions of one size may have different links, so the times are compared.
             same = abs(self._tables.total(other) - seconds) <= _SAME * seconds
-            if same and self.peak(other) == peak:
+            if same and self._memory.peak(other) == peak:
                 mesh_dims = self._space.mesh_dims
                 layouts[tuple(mesh_dims.index(m) for _, m in sorted(other.items()))] = other
         # In an order of its own: which of them stands for all does not depend on the solver.
@@ -638,7 +626,7 @@ class FastestLayouts:
         except Infeasible:
             return best
         slow = self._tables.total(small) > most
-        return best if slow or self.peak(small) >= self.peak(best) else small
+        return best if slow or self._memory.peak(small) >= self._memory.peak(best) else small
 
     def least_memory(self) -> Layout:
         """Returns the layout with the least memory, regardless of its time.

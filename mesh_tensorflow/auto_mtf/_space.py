@@ -389,6 +389,7 @@ class Storing:
     """A stored layout on a mesh.
 
     Attributes:
+      mesh_sizes: the sizes of the mesh dimensions, by name.
       layout: a StoredLayout, or None.
       weights_too: whether weights are stored in parts, besides what optimizers keep.
       early: whether each gradient is split before the next one is computed; None without a layout.
@@ -401,8 +402,8 @@ class Storing:
           mesh_shape: a Shape.
           layout: a StoredLayout, or None.
         """
-        self._mesh_shape, self._sizes = mesh_shape, MeshSizes({d.name: d.size for d in mesh_shape})
-        self.layout = layout
+        self._mesh_shape, self.layout = mesh_shape, layout
+        self.mesh_sizes = MeshSizes({d.name: d.size for d in mesh_shape})
         self.weights_too = layout is not None and layout.stage >= WEIGHTS_TOO
         self.early = None if layout is None else layout.is_early
         self._known: dict[tuple, dict[str, str]] = {}
@@ -435,7 +436,7 @@ class Storing:
           layout: a dictionary from dimension names to mesh dimension names.
         """
         rules = self.rules(weight, layout)
-        return math.prod(self._sizes[rules[d]] for d in set(dims) & rules.keys())
+        return math.prod(self.mesh_sizes[rules[d]] for d in set(dims) & rules.keys())
 
 
 # -- updates
@@ -463,9 +464,7 @@ class Updates:
     sums: Mapping[Tensor, Weight]
 
 
-NO_UPDATES = Updates(
-    {}, {}, {}
-)  # of a program whose variables are stored as they are computed with
+NO_UPDATES = Updates({}, {}, {})  # of variables that are stored as they are computed with
 
 
 def find_updates(graph: Graph, early: bool) -> Updates:
@@ -479,15 +478,13 @@ def find_updates(graph: Graph, early: bool) -> Updates:
       graph: an mtf.Graph.
       early: whether each gradient is split before the next one is computed.
     """
-    impls, seen = {}, _AnyStored(WEIGHTS_TOO, LayoutRules([]), _STORE)
-    for mesh in dict.fromkeys(op.mesh for op in graph.operations):
-        # A mesh of two dimensions: one splits the batch, so that gradients are partial sums as in
-        # training, and over the other one anything may be stored.
-        dim, parts = _batch_like(graph)
-        rules = LayoutRules([(dim, _DATA)] if dim else [])
-        impl: MeshImpl = MeshImpl(Shape([(_DATA, parts), (_STORE, 2)]), rules)
-        impl.stored_layout = seen
-        impls[mesh] = impl
+    # A mesh of two dimensions: one splits the batch, so that gradients are partial sums as in
+    # training, and over the other one anything may be stored.
+    dim, parts = _batch_like(graph)
+    rules = LayoutRules([(dim, _DATA)] if dim else [])
+    impl: MeshImpl = MeshImpl(Shape([(_DATA, parts), (_STORE, 2)]), rules)
+    impl.stored_layout = seen = _AnyStored(WEIGHTS_TOO, LayoutRules([]), _STORE)
+    impls = {op.mesh: impl for op in graph.operations}
     found = stored_names(graph, impls, early_on=impls if early else ())
     weight_of = seen.weights({**found.variables, **found.updates})
     updates = Updates(weight_of, {}, seen.weights(found.sums))

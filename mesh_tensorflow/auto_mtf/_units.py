@@ -7,7 +7,7 @@ import functools
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -21,23 +21,11 @@ from mesh_tensorflow._core.operation import (
 from mesh_tensorflow._core.placement import Walk
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.auto_mtf._space import LayoutSpace, Updates, Weight
-from mesh_tensorflow.auto_mtf.hardware import ZERO, CostModel, Seconds
+from mesh_tensorflow.auto_mtf.hardware import ZERO, CostModel, Seconds, Sent
 from mesh_tensorflow.ops._source import is_constant
 from mesh_tensorflow.ops._variables.variable import Assign, Variable
 
 # -- the steps of a program
-
-
-class MadeOf(NamedTuple):
-    """What a result is made of that depends on constants alone.
-
-    Attributes:
-      operations: Operations in order, of which the last one has this result.
-      key: a number, the same for equal operations on equal inputs.
-    """
-
-    operations: tuple[Operation, ...]
-    key: int
 
 
 class Step(NamedTuple):
@@ -54,7 +42,7 @@ class Step(NamedTuple):
         only.
       beside: whether another operation, of the same slices, is computed beside it; see
         `computed_beside`.
-      made_of: of a result that depends on constants alone, what it is made of; see `constants`.
+      made_of: of a result that depends on constants alone, what makes it; see `constants`.
     """
 
     op: Optional[Operation]
@@ -65,27 +53,24 @@ class Step(NamedTuple):
     weight: Optional[Weight] = None
     assigned: bool = False
     beside: bool = False
-    made_of: Optional[MadeOf] = None
+    made_of: tuple[Operation, ...] = ()
 
 
-def constants(operations: Iterable[Operation]) -> dict[Operation, MadeOf]:
-    """Returns, for operations whose results depend on constants alone, what these are made of.
+def constants(operations: Iterable[Operation]) -> dict[Operation, tuple[Operation, ...]]:
+    """Returns, for operations whose results depend on constants alone, all that make these.
 
-    Neither variables nor data or random numbers are among that.
+    Neither variables nor data or random numbers are among that. The operation itself is the last.
 
     Args:
       operations: the Operations of a program, in order.
     """
-    found: dict[Operation, MadeOf] = {}
-    number: dict[Hashable, int] = {}
+    found: dict[Operation, tuple[Operation, ...]] = {}
     for op in operations:
         if op.has_effect or op.inner_operations:
             continue
         if all(x.operation in found for x in op.inputs) if op.inputs else is_constant(op):
-            before = [(found[x.operation], x.operation.outputs.index(x)) for x in op.inputs]
-            made_of = dict.fromkeys(itertools.chain(*(one.operations for one, _ in before)))
-            key = (signature(op), *((one.key, place) for one, place in before))
-            found[op] = MadeOf((*made_of, op), number.setdefault(key, len(number)))
+            before = dict.fromkeys(itertools.chain(*(found[x.operation] for x in op.inputs)))
+            found[op] = (*before, op)
     return found
 
 
@@ -125,22 +110,20 @@ def program_steps(
       outputs: Tensors whose values are needed at the end.
     """
     beside, made_of = computed_beside(operations), constants(operations)
-    for step in _steps(operations, 1.0, None, beside):
-        yield step if step.op is None else step._replace(made_of=made_of.get(step.op))
+    for step in _steps(operations, 1.0, None):
+        op = step.op
+        if op is not None:
+            step = step._replace(beside=op in beside, made_of=made_of.get(op, ()))
+        yield step
     yield Step(None, tuple(outputs), (), 1.0, "outputs")
 
 
-def _steps(
-    operations: Iterable[Operation],
-    times: float,
-    layer: Optional[str],
-    beside: Collection[Operation] = (),
-) -> Iterator[Step]:
+def _steps(operations: Iterable[Operation], times: float, layer: Optional[str]) -> Iterator[Step]:
     for op in operations:
         name = layer or op.name
         loop = op.loop
         if loop is None:
-            yield Step(op, (), (), times, name, beside=op in beside)
+            yield Step(op, (), (), times, name)
             continue
         # No partial sum enters a loop.
         yield Step(None, tuple(op.inputs), (), times, name)
@@ -200,6 +183,12 @@ def signature(op: Operation) -> Hashable:
     """
     shapes = tuple((tuple(t.shape), t.dtype) for t in op.inputs + op.outputs)
     return type(op), len(op.inputs), shapes, op.cost_key()
+
+
+def _numbering() -> Callable[[Iterable[Tensor]], tuple[int, ...]]:
+    """Returns what numbers Tensors by their first appearance, so that equal layers are equal."""
+    number: dict[Tensor, int] = {}
+    return lambda xs: tuple(number.setdefault(x, len(number)) for x in xs)
 
 
 class _CountedSums(Walk):
@@ -308,13 +297,10 @@ class _Sums:
         # Groups that were joined have their steps one after the other, and a walk needs them in
         # the order of the program.
         self.steps.sort(key=lambda pair: pair[0])
-        # By the order of appearance, so that groups of equal layers have equal keys.
-        number: dict[Tensor, int] = {}
-        key: list[Hashable] = []
+        numbers, key = _numbering(), list[Hashable]()
         for _, (op, needs, passes, times, _, weight, assigned, *_) in self.steps:
             used = [*needs, *itertools.chain(*passes), *(op.inputs + op.outputs if op else ())]
-            numbers = tuple(number.setdefault(x, len(number)) for x in used)
-            key.append((times, op and signature(op), numbers, weight, assigned))
+            key.append((times, op and signature(op), numbers(used), weight, assigned))
         operations = [step.op for _, step in self.steps if step.op is not None]
         weights = [step.weight for _, step in self.steps if step.weight is not None]
         dims = dims_of(operations, weights, candidates)
@@ -439,7 +425,7 @@ def _operation(
     op: Operation, weight: Optional[Weight], step: Step, candidates: frozenset[str]
 ) -> Unit:
     # Whether all of that is known before the first step depends on how each part of it is split.
-    made_of, key = step.made_of or ((), None)
+    made_of, numbers = step.made_of, _numbering()
 
     def seconds(model: CostModel, impl: MeshImpl) -> Seconds:
         own = model.in_parts(weight, impl)
@@ -450,7 +436,8 @@ def _operation(
         return seconds.times(model.beside(op, own) if step.beside else 1.0)
 
     dims = dims_of(made_of or [op], [weight], candidates)
-    signed = (signature(op), weight, step.beside, key)
+    whole = tuple((signature(one), numbers(one.inputs + one.outputs)) for one in made_of)
+    signed = (signature(op), weight, step.beside, whole)
     return Unit(signed, dims, step.times, step.layer, seconds, is_stored=weight is not None)
 
 
@@ -534,31 +521,22 @@ def layer_kind(name: str) -> str:
     return "/".join(scopes) or last
 
 
-class Sent(NamedTuple):
-    """A collective of a step.
-
-    Attributes:
-      layer: the name of its kind of layer.
-      collective: a Collective.
-      times: the number of times that it occurs in a step.
-      seconds: how long all of these take.
-    """
-
-    layer: str
-    collective: Collective
-    times: float
-    seconds: float
-
-
 class _Kind:
     """Units of equal time, with their count in each layer."""
 
-    def __init__(self, unit: Unit):
-        self.unit = unit
+    def __init__(self, unit: Unit, known: dict[frozenset, Seconds]):
+        self.unit, self.known = unit, known
         self.dims = tuple(sorted(unit.dims))
         self.layers: Counter[str] = Counter()
         self.times = 0.0
-        self.known: dict[frozenset, Seconds] = {}
+
+    def rules(self, layout: Mapping[str, str]) -> dict[str, str]:
+        """Returns the rules of a layout for its dimensions, which are all that it depends on."""
+        return {d: layout[d] for d in self.dims if d in layout}
+
+    def seconds(self, model: CostModel, layout: Mapping[str, str]) -> Seconds:
+        """Returns the seconds of one of the units by a CostModel."""
+        return self.unit.seconds(model, model.impl(self.rules(layout)))
 
 
 class StepTime:
@@ -605,21 +583,19 @@ class StepTime:
                     self._add(part)
                 return
         if unit.signature not in self._kinds:
-            self._kinds[unit.signature] = kind = _Kind(unit)
             # Only what does not depend on how variables are stored is the same for other ways to
             # store them.
-            if not unit.is_stored:
-                kind.known = self._known.setdefault(unit.signature, {})
+            known = {} if unit.is_stored else self._known.setdefault(unit.signature, {})
+            self._kinds[unit.signature] = _Kind(unit, known)
         kind = self._kinds[unit.signature]
         kind.layers[layer_kind(unit.layer)] += unit.times  # type: ignore[assignment]
         kind.times += unit.times
 
     def _seconds(self, kind: _Kind, layout: Mapping[str, str]) -> Seconds:
-        own = {d: layout[d] for d in kind.dims if d in layout}
         # By its own dimensions, so that layouts that differ in others share what was computed.
-        key = frozenset(own.items())
+        key = frozenset(kind.rules(layout).items())
         if key not in kind.known:
-            kind.known[key] = kind.unit.seconds(self._model, self._model.impl(own))
+            kind.known[key] = kind.seconds(self._model, layout)
         return kind.known[key]
 
     def total(self, layout: Mapping[str, str]) -> Seconds:
@@ -642,11 +618,7 @@ class StepTime:
         """
         layers: dict[str, Seconds] = {}
         for kind in self._kinds.values():
-            if model is None:
-                seconds = self._seconds(kind, layout)
-            else:
-                own = {d: layout[d] for d in kind.dims if d in layout}
-                seconds = kind.unit.seconds(model, model.impl(own))
+            seconds = kind.seconds(model, layout) if model else self._seconds(kind, layout)
             for layer, times in kind.layers.items():
                 layers[layer] = layers.get(layer, ZERO) + seconds.times(times)
         return dict(sorted(layers.items(), key=lambda pair: -pair[1].total))
@@ -657,18 +629,13 @@ class StepTime:
         Args:
           layout: a dictionary from dimension names to mesh dimension names.
         """
-        collectives = []
+        # The stored seconds do not say of which collectives they are, so they are computed again.
+        model, collectives = copy.copy(self._model), list[Sent]()
         for kind in self._kinds.values():
-            # The stored seconds do not say of which collectives they are, so they are computed
-            # again.
-            model = copy.copy(self._model)
-            recorded: list[tuple[Collective, float, float]] = []
-            model.recorded = recorded
-            own = {d: layout[d] for d in kind.dims if d in layout}
-            kind.unit.seconds(model, model.impl(own))
-            for collective, often, seconds in recorded:
-                for layer, times in kind.layers.items():
-                    collectives.append(Sent(layer, collective, often * times, seconds * times))
+            model.recorded = []
+            kind.seconds(model, layout)
+            for collective, times, seconds in model.recorded:
+                collectives.append(Sent(collective, times * kind.times, seconds * kind.times))
         return collectives
 
     def tables(self) -> dict[tuple[str, ...], np.ndarray]:

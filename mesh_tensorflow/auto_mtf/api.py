@@ -15,13 +15,7 @@ from mesh_tensorflow.auto_mtf import layout_optimizer, memory_estimator
 from mesh_tensorflow.auto_mtf._space import layout_text, stored_layouts
 from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile
 from mesh_tensorflow.auto_mtf.profiles import Profile, estimator_for
-from mesh_tensorflow.auto_mtf.step_time import (
-    Estimate,
-    MemoryLimitError,
-    ProgramParts,
-    StepEstimator,
-    fastest,
-)
+from mesh_tensorflow.auto_mtf.step_time import MemoryLimitError, ProgramParts, fastest
 
 __all__ = ["all_mesh_shapes", "layout", "layout_and_mesh_shape", "layout_and_stored_layout"]
 
@@ -110,13 +104,11 @@ def layout_and_stored_layout(
       auto_mtf.step_time.MemoryLimitError: no layout fits in `memory_limit_bytes`.
       auto_mtf.layout_optimizer.SolverError: the solver did not find an optimum.
     """
-    shape, parts = convert_to_shape(mesh_shape) or Shape([]), ProgramParts(mtf_graph, mtf_outputs)
-    estimators = [
-        estimator_for(parts, shape, hardware, stored, profile, joint=joint)
-        for stored in stored_layouts(shape, parts.stages(zero), joint)
-    ]
-    _, best = _fastest(estimators, memory_limit_bytes)
-    return LayoutRules(best.layout.items()), best.stored_layout
+    shapes, limit = [convert_to_shape(mesh_shape) or Shape([])], memory_limit_bytes
+    rules, _, stored = _best(
+        shapes, mtf_graph, mtf_outputs, "time", limit, hardware, joint, profile, zero
+    )
+    return rules, stored
 
 
 def layout_and_mesh_shape(
@@ -157,7 +149,8 @@ def layout_and_mesh_shape(
       auto_mtf.layout_optimizer.SolverError: the solver did not find an optimum.
     """
     shapes = all_mesh_shapes(num_machines, max_mesh_shape_dimensions)
-    return _best(shapes, mtf_graph, mtf_outputs, objective, memory_limit_bytes, hardware, joint)
+    limit = memory_limit_bytes
+    return _best(shapes, mtf_graph, mtf_outputs, objective, limit, hardware, joint)[:2]
 
 
 _OBJECTIVES = ("memory", "time")
@@ -172,7 +165,8 @@ def _best(
     hardware: Union[str, Hardware, None],
     joint: bool,
     profile: Union[bool, Profile] = False,
-) -> tuple[LayoutRules, Shape]:
+    zero: Sequence[int] = (0,),
+) -> tuple[LayoutRules, Shape, Optional[StoredLayout]]:
     """Returns the best layout on the best of some meshes; of equally good ones, the first."""
     check_choice("layout", "objective", objective, _OBJECTIVES)
     if limit is not None and not limit > 0:
@@ -187,10 +181,16 @@ def _best(
     parts = ProgramParts(graph, outputs)
     if objective == "time":
         estimators = [
-            estimator_for(parts, shape, hardware, joint=joint, profile=profile) for shape in shapes
+            estimator_for(parts, shape, hardware, stored, profile, joint=joint)
+            for shape in shapes
+            for stored in stored_layouts(shape, parts.stages(zero), joint)
         ]
-        estimator, best = _fastest(estimators, limit)
-        return LayoutRules(best.layout.items()), estimator.mesh_shape
+        found = fastest(estimators, limit)
+        if found is None:  # as there is a limit
+            errors = [estimator.does_not_fit(limit or 0) for estimator in estimators]
+            raise min(errors, key=lambda e: e.missing_bytes)
+        estimator, best = found
+        return LayoutRules(best.layout.items()), estimator.mesh_shape, best.stored_layout
     smallest: list[tuple[float, Mapping[str, str], Shape]] = []
     for shape in shapes:
         # The order of operations is that of the classic here, and slots do not count throughout.
@@ -209,18 +209,7 @@ def _best(
             "mtf.recompute_grad and bfloat16 help",
             peak - limit,
         )
-    return LayoutRules(rules.items()), shape
-
-
-def _fastest(
-    estimators: Sequence[StepEstimator], limit: Optional[float]
-) -> tuple[StepEstimator, Estimate]:
-    """Returns the fastest layout; if none fits, raises the error that misses by the least."""
-    best = fastest(estimators, limit)
-    if best is None:
-        errors = [estimator.does_not_fit(limit or 0) for estimator in estimators]
-        raise min(errors, key=lambda e: e.missing_bytes)
-    return best
+    return LayoutRules(rules.items()), shape, None
 
 
 def all_mesh_shapes(num_machines: int, max_mesh_shape_dimensions: int) -> list[Shape]:

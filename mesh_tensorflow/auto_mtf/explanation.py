@@ -116,8 +116,7 @@ class Explanation:
     @property
     def memory_over_time(self) -> np.ndarray:
         """Bytes in use on one processor during each operation of the schedule."""
-        rules = self.chosen.layout
-        kinds = self.estimator.memory.by_kind(rules, self.estimator.space.mesh_sizes)
+        kinds = self.estimator.memory.by_kind(self.chosen.layout)
         return sum(kinds.values(), np.zeros(len(next(iter(kinds.values()), [0])), np.int64))
 
     # -- as text
@@ -242,7 +241,7 @@ class Explanation:
         except ImportError as e:
             raise ImportError("a plot needs matplotlib: pip install matplotlib") from e
         picture.words(0, -32, picture.label, 16)
-        kinds = estimator.memory.by_kind(layout, estimator.space.mesh_sizes)
+        kinds = estimator.memory.by_kind(layout)
         limit = self.memory_limit_bytes or estimator.hardware.memory_bytes
         what = "operations of the step, in order"
         _figure.areas("memory over the step", kinds, what, limit, picture)
@@ -327,7 +326,14 @@ def explain(
     if parts:
         _check_parts(layout, objective, profile)
     program = ProgramParts(mtf_graph, mtf_outputs)
-    estimator = estimator_for(program, mesh_shape, hardware, stored_layout, profile, joint=joint)
+    of = functools.partial(
+        estimator_for,
+        mesh_shape=mesh_shape,
+        hardware=hardware,
+        stored_layout=stored_layout,
+        joint=joint,
+    )
+    estimator = of(program, profile=profile)
     # One more than is shown, as the layout that is chosen is usually the first of them.
     ranked = distinct(estimator, alternatives + 1, memory_limit_bytes)
     if layout is None and objective == "time":
@@ -339,18 +345,9 @@ def explain(
         )
     chosen = estimator.estimate(layout)
     renamed, one_rule = None, chosen if parts else None
-    if parts:
-        of = functools.partial(
-            estimator_for,
-            mesh_shape=mesh_shape,
-            hardware=hardware,
-            stored_layout=stored_layout,
-            joint=joint,
-        )
-        found = best_part(estimator, chosen, memory_limit_bytes, of)
-        if found is not None:
-            renamed, estimator, chosen = found
-            ranked = distinct(estimator, alternatives + 1, memory_limit_bytes)
+    if parts and (found := best_part(estimator, chosen, memory_limit_bytes, of)) is not None:
+        renamed, estimator, chosen = found
+        ranked = distinct(estimator, alternatives + 1, memory_limit_bytes)
     others = [e for e in ranked if e.layout != chosen.layout][:alternatives]
     if memory_limit_bytes is not None and alternatives:  # that would be next if they fitted
         large = distinct(estimator, alternatives, None)

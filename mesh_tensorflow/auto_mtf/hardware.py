@@ -355,6 +355,30 @@ class Seconds(NamedTuple):
 ZERO = Seconds(0.0, 0.0)
 
 
+class Sent(NamedTuple):
+    """A collective of a step.
+
+    Attributes:
+      collective: a Collective.
+      times: the number of times that it occurs in a step.
+      seconds: how long all of these take.
+    """
+
+    collective: Collective
+    times: float
+    seconds: float
+
+
+def in_vectors(channels: int, lanes: int) -> float:
+    """Returns how many channels a convolution computes for each that it makes: whole vectors.
+
+    Args:
+      channels: the number of channels of a slice.
+      lanes: how many of them a vector has.
+    """
+    return math.ceil(channels / lanes) * lanes / channels
+
+
 class CostModel:
     """Converts costs of operations to seconds.
 
@@ -369,8 +393,8 @@ class CostModel:
       share: the part of operations that is computed; less than 1 where nothing reads the results
         of some processors, which TensorFlow leaves out.
       storing: a Storing, how variables are stored.
-      recorded: triples (Collective, how often, the seconds of all), to which each one that moves
-        something is added; nothing is if None.
+      recorded: what is Sent, to which each Collective that moves something is added; nothing is if
+        None.
     """
 
     def __init__(
@@ -394,7 +418,7 @@ class CostModel:
         self.shares_out, self.share = shares_out, share
         self.hardware = hardware
         self.storing = Storing(mesh_shape, stored_layout)
-        self.recorded: Optional[list[tuple[Collective, float, float]]] = None
+        self.recorded: Optional[list[Sent]] = None
         self._impls: dict[frozenset, MeshImpl] = {}
 
     def impl(self, layout: Mapping[str, str]) -> MeshImpl:
@@ -441,7 +465,9 @@ class CostModel:
             tensors = max(op.inputs, op.outputs, key=lambda some: self._parts(impl, some))
         cost = cost_of(op, impl)
         if isinstance(op, ConvNdOperation) and self.hardware.vector_bytes:
-            kept = op.share_inside(impl) * self._in_vectors(op.outputs[0], impl)
+            y = op.outputs[0]  # with its channels last
+            lanes = self.hardware.vector_bytes // y.dtype.size
+            kept = op.share_inside(impl) * in_vectors(impl.slice_shape(y.shape)[-1], lanes)
             cost = dataclasses.replace(cost, flops=int(cost.flops * kept))
         return self._roofline(cost, rate, tensors, impl)
 
@@ -475,16 +501,6 @@ class CostModel:
             if largest <= SMALL_BYTES and everywhere.issuperset(op.inputs):
                 everywhere.update(op.outputs)
         return 1.0 / self._processors(known)
-
-    def _in_vectors(self, y: Tensor, impl: MeshImpl) -> float:
-        """Returns how many channels are computed for each of a slice, with those to fill vectors.
-
-        Args:
-          y: what is computed, with its channels last.
-          impl: a MeshImpl.
-        """
-        channels, lanes = impl.slice_shape(y.shape)[-1], self.hardware.vector_bytes // y.dtype.size
-        return math.ceil(channels / lanes) * lanes / channels
 
     def beside(self, op: Operation, impl: MeshImpl) -> float:
         """Returns which part of its time an operation adds that is computed beside an equal one.
@@ -584,7 +600,7 @@ class CostModel:
                     moved /= size
         seconds *= times
         if self.recorded is not None and count > 1:
-            self.recorded.append((collective, times, seconds))
+            self.recorded.append(Sent(collective, times, seconds))
         return seconds
 
     def _in_one_memory(self, kind: str, moved: float, parts: int, count: int) -> float:

@@ -67,8 +67,6 @@ class LayoutOptimizer:
         Raises:
           NotImplementedError: `scheduler_alg` is unknown.
         """
-        self._estimator = memory_estimator
-        self._scheduler_alg = scheduler_alg
         self._graph = memory_estimator.get_graph_interface()
         self._validator = memory_estimator.get_layout_validator()
         self._mesh_sizes = self._validator.mesh_dimension_name_to_size
@@ -76,7 +74,7 @@ class LayoutOptimizer:
         self._schedule = list(scheduler.minimize_peak_memory(self._graph, scheduler_alg))
         operations = memory_estimator.mtf_graph.operations
         space = layout_space(operations, self._validator, joint=joint)
-        memory = live_memory(self._graph, self._schedule, space.dims)
+        memory = live_memory(self._graph, self._schedule, space)
         # No table for what is not in memory at any time that may be the peak: its variables would
         # have no part in any constraint on memory.
         sets = [d for i, d in enumerate(memory.dimension_sets) if memory.bytes[:, i].any()]

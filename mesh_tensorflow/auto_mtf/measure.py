@@ -14,12 +14,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import io
 import itertools
-import math
 import os
 import statistics
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import timeit
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Optional
 
 import numpy as np
@@ -30,10 +30,10 @@ from mesh_tensorflow._programs import run_with_parser
 from mesh_tensorflow._progress import Progress
 from mesh_tensorflow._units import bytes_text
 from mesh_tensorflow.auto_mtf import models, step_time
-from mesh_tensorflow.auto_mtf.hardware import FOLDED_BYTES, Hardware, Link
+from mesh_tensorflow.auto_mtf.hardware import FOLDED_BYTES, Hardware, Link, in_vectors
 from mesh_tensorflow.auto_mtf.profiles import Processors
 
-__all__ = ["main", "measure_machine", "step_rounds", "step_seconds"]
+__all__ = ["main", "measure_machine", "rounds_on", "step_seconds"]
 
 _PRODUCTS = [(256, 256, 256), (512, 512, 512), (1024, 256, 1024)]
 _CONVOLUTIONS = [(256, 15, 1, 16), (256, 15, 16, 16)]  # images, size, channels in and out
@@ -51,30 +51,6 @@ _LAYOUTS = [
     "d_model:a;batch:b",
 ]  # fmt: skip
 _UNLIMITED = 1e30
-
-
-def session_config(processors: int) -> tf.ConfigProto:
-    """Returns a configuration with a logical CPU for each processor."""
-    return tf.ConfigProto(device_count={"CPU": processors})
-
-
-def _median(run: Callable[[], Any], runs: int) -> float:
-    # The first run of a session prepares its executors.
-    run()
-    times = []
-    for _ in range(runs):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
-def _seconds_in_turn(run: Callable[[], Any]) -> float:
-    # The first one finds the memory of another program in the caches.
-    run()
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
 
 
 def _fetches(build: Callable[[], models.Program], machine: Processors, layout: str) -> Any:
@@ -115,41 +91,10 @@ def step_seconds(
     Returns:
       A list of seconds, one for each layout.
     """
-    times = step_rounds(build, mesh_shape, layouts, runs, rounds, placement, label)
-    return [min(column) for column in times]
-
-
-def step_rounds(
-    build: Callable[[], models.Program],
-    mesh_shape: Any,
-    layouts: Sequence[str],
-    runs: int = 10,
-    rounds: int = 3,
-    placement: str = "simd",
-    label: str = "",
-) -> list[list[float]]:
-    """Measures the median seconds per step in each of some rounds; see `step_seconds`.
-
-    Each layout is run with the threads that `mtf.session_config` gives a program in it, unless
-    TensorFlow has begun before. The layouts take turns, so that other load on the machine affects
-    all of them equally.
-
-    Args:
-      build: see `step_seconds`.
-      mesh_shape: see `step_seconds`.
-      layouts: see `step_seconds`.
-      runs: see `step_seconds`.
-      rounds: the number of rounds.
-      placement: see `step_seconds`.
-      label: see `step_seconds`.
-
-    Returns:
-      For each layout, a list of seconds, one for each round.
-    """
     mesh_shape = mtf.convert_to_shape(mesh_shape)
     devices = [f"/cpu:{i}" for i in range(mesh_shape.size)]
     machine = Processors(mesh_shape, devices, placement == "simd")
-    return rounds_on(machine, build, layouts, runs, rounds, label)
+    return [min(c) for c in rounds_on(machine, build, layouts, runs, rounds, label)]
 
 
 def rounds_on(
@@ -162,34 +107,35 @@ def rounds_on(
 ) -> list[list[float]]:
     """Measures the median seconds per step in each of some rounds, on the processors of a mesh.
 
+    Each layout is run with the threads that `mtf.session_config` gives a program in it, unless
+    TensorFlow has begun before. The layouts take turns, so that other load on the machine affects
+    all of them equally.
+
     Args:
       machine: the Processors.
       build: see `step_seconds`.
       layouts: see `step_seconds`.
       runs: see `step_seconds`.
-      rounds: see `step_rounds`.
+      rounds: the number of rounds.
       label: see `step_seconds`.
 
     Returns:
       For each layout, a list of seconds, one for each round.
     """
-    sessions: list[tf.Session] = []
     steps: list[Callable[[], Any]] = []
     # A layout is built once, and timed in each round.
-    with _progress(len(layouts) + rounds * runs, label) as done:
+    with contextlib.ExitStack() as opened:
+        progress = opened.enter_context(_progress(len(layouts) + rounds * runs, label))
         for layout in layouts:
             with tf.Graph().as_default():
                 tf.set_random_seed(1)
                 fetches = _fetches(build, machine, layout)
                 session = machine.session(tf.get_default_graph(), layout)
+                opened.enter_context(contextlib.closing(session))
                 session.run(tf.global_variables_initializer())
                 steps.append(machine.runner(session, fetches))
-                sessions.append(session)
-            done()
-        times = seconds_in_turns(steps, runs, rounds, done)
-    for session in sessions:
-        session.close()
-    return times
+            progress.update()
+        return seconds_in_turns(steps, runs, rounds, progress.update)
 
 
 def seconds_in_turns(
@@ -218,21 +164,18 @@ def seconds_in_turns(
             # Forth and back, so that a machine that grows slower does not favor the first.
             order = range(len(steps)) if turn % 2 == 0 else reversed(range(len(steps)))
             for n in order:
-                turns[n].append(_seconds_in_turn(steps[n]))
+                # The first one finds the memory of another program in the caches.
+                steps[n]()
+                turns[n].append(timeit.timeit(steps[n], number=1))
             done()
         for column, of_round in zip(times, turns):
             column.append(statistics.median(of_round))
     return times
 
 
-@contextlib.contextmanager
-def _progress(total: int, label: str) -> Iterator[Callable[[], None]]:
-    """Context in which a progress line counts the calls of what it gives, if there is a label."""
-    if not label:
-        yield lambda: None
-        return
-    with Progress(total, label, "part") as progress:
-        yield progress.update
+def _progress(total: int, label: str) -> Progress:
+    """Returns a progress line of what is measured, which is not shown if it has no label."""
+    return Progress(total, label, "part", stream=None if label else io.StringIO())
 
 
 def _seconds_of(make: Callable[[], tf.Tensor], processors: int, runs: int) -> float:
@@ -245,12 +188,14 @@ def _seconds_of(make: Callable[[], tf.Tensor], processors: int, runs: int) -> fl
             # One after another: side by side, they would share the machine's threads.
             with tf.control_dependencies(results[-1:]):
                 results.append(tf.identity(make()).op)
-        config = session_config(processors)
+        config = tf.ConfigProto(device_count={"CPU": processors})
         # Otherwise grappler would prune operations whose results are not read.
         config.graph_options.rewrite_options.disable_meta_optimizer = True
         with tf.Session(config=config) as session:
             session.run(tf.global_variables_initializer())
-            return _median(session.make_callable(tf.group(results)), runs) / repeats
+            run = session.make_callable(tf.group(results))
+            run()  # the first run of a session prepares its executors
+            return statistics.median(timeit.repeat(run, number=1, repeat=runs)) / repeats
 
 
 def _product(a: int, b: int, c: int) -> tf.Tensor:
@@ -311,17 +256,12 @@ def _rates(processors: int, runs: int, lanes: int, done: Callable[[], None]) -> 
     for name, kernel in _KERNELS.items():
         multiplied = [
             images * (size - _FILTER + 1) ** 2 * _FILTER**2 * before * after
-            * _in_vectors(before if name == "Conv2or3dBackpropInputOperation" else after, lanes)
+            * in_vectors(before if name == "Conv2or3dBackpropInputOperation" else after, lanes)
             for images, size, before, after in _CONVOLUTIONS
         ]  # fmt: skip
         convolutions = (functools.partial(_convolution, kernel, *sizes) for sizes in _CONVOLUTIONS)
         rates[name] = rate(max(2, runs // 3), multiplied, convolutions)
     return rates
-
-
-def _in_vectors(channels: int, lanes: int) -> float:
-    """Returns how many channels are computed for each that is made, as in a CostModel."""
-    return math.ceil(channels / lanes) * lanes / channels
 
 
 def _bandwidth(processors: int, runs: int) -> float:
@@ -427,11 +367,11 @@ def measure_machine(
     share = 1 if shared else processors
     kernels = 4 + len(_PRODUCTS) + len(_KERNELS) * len(_CONVOLUTIONS)
     labels = ("measure operations", "measure small steps", "measure larger steps")
-    with _progress(kernels, labels[0] if show else "") as done:
+    with _progress(kernels, labels[0] if show else "") as progress:
         bandwidth = _bandwidth(processors, runs) / share
-        done()
-        lanes = _lanes(processors, runs, done)
-        rates = _rates(processors, runs, lanes, done)
+        progress.update()
+        lanes = _lanes(processors, runs, progress.update)
+        rates = _rates(processors, runs, lanes, progress.update)
     machine = Hardware(
         name or os.uname().nodename,
         {kind: rate / share for kind, rate in rates.items()},

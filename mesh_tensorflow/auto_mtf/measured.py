@@ -45,7 +45,6 @@ __all__ = [
     "Choice",
     "Place",
     "Tried",
-    "choose",
     "choose_on",
     "compiling_pays",
     "layout_of_estimator",
@@ -143,92 +142,6 @@ class Choice(NamedTuple):
         return "\n".join([title, *(f"  {line}" for line in text_table([head, *rows]))])
 
 
-def choose(
-    graph: Graph,
-    mesh_shape: Shape,
-    auto: Auto,
-    hardware: Hardware,
-    stored_layout: Optional[StoredLayout],
-    where: str,
-    run: Runner,
-    machine: Optional[Processors] = None,
-    show: bool = False,
-) -> Choice:
-    """Returns the layout whose steps are the fastest, of those that the cost model prefers.
-
-    Args:
-      graph: the Graph of a whole step.
-      mesh_shape: the Shape of the mesh.
-      auto: an Auto.
-      hardware: the Hardware of the cost model.
-      stored_layout: how variables are stored; None if as they are computed with.
-      where: what else the times depend on, such as the kind of devices.
-      run: a function of a layout that opens what runs its steps. A tf.errors.ResourceExhaustedError
-        in it says that the layout needs too much memory.
-      machine: the processors that it runs on; None if they are not TensorFlow's.
-      show: whether there is a progress line.
-
-    Raises:
-      MemoryLimitError: no layout fits in the limit.
-      tf.errors.ResourceExhaustedError: no layout could be run.
-    """
-
-    def find() -> dict[str, Any]:
-        tried = _tried(graph, mesh_shape, auto, hardware, stored_layout, run, machine, show)
-        return {"layout": tried[0].layout, "tried": tried}
-
-    key = _key_of(graph, mesh_shape, auto, stored_layout, where)
-    exchange, is_first = (alone, True) if machine is None else (machine.exchange, machine.is_first)
-    found, known = Cache("layouts.json", auto.cache).known_or(key, find, exchange, is_first)
-    return Choice(found["layout"], [Tried(*one) for one in found["tried"]], known)
-
-
-def _tried(
-    graph: Graph,
-    mesh_shape: Shape,
-    auto: Auto,
-    hardware: Hardware,
-    stored_layout: Optional[StoredLayout],
-    run: Runner,
-    machine: Optional[Processors],
-    show: bool,
-) -> list[Tried]:
-    """Returns the layouts that the cost model prefers, the fastest first; see `choose`."""
-    begin, tried = time.monotonic(), list[Tried]()
-    exchange = alone if machine is None else machine.exchange
-    if machine is None:
-        estimator = StepEstimator(graph, mesh_shape, (), hardware, stored_layout)
-    else:
-        profile = Profile(auto.seconds / 2, auto.cache, show=show) if auto.profile else None
-        estimator = estimator_on(machine, ProgramParts(graph), profile, hardware, stored_layout)
-    # One process searches: the others wait, and leave it the cores that they have in common.
-    is_first = machine is None or machine.is_first
-    named = _preferred(estimator, auto, machine) if is_first else None
-    candidates = exchange(named)[0]
-    error: Optional[tf.errors.ResourceExhaustedError] = None
-    stream = None if show else io.StringIO()
-    with Progress(len(candidates), "try layouts", "layout", stream=stream, leave=False) as progress:
-        for number, (layout, predicted) in enumerate(candidates):
-            left = begin + auto.seconds - time.monotonic()
-            measured, why = None, f"not tried within {auto.seconds:g} s"
-            # The first is always tried: without any, there would be no choice.
-            if exchange(left > 0 or not any(one.measured for one in tried))[0]:
-                try:
-                    share = left / (len(candidates) - number)
-                    measured = _seconds_of(run(layout), share, exchange)
-                except tf.errors.ResourceExhaustedError as e:
-                    error = e
-                if any(exchange(measured is None)):  # in one process, which all others need
-                    measured, why = None, "out of memory"
-            tried.append(Tried(layout, predicted, measured, why))
-            progress.update()
-    ranked = sorted(tried, key=lambda one: (one.measured is None, one.measured, one.predicted))
-    ranked = [Tried(*one) for one in exchange(ranked)[0]]
-    if ranked[0].measured is None:
-        raise error or tf.errors.ResourceExhaustedError(None, None, "in another process")
-    return ranked
-
-
 def _preferred(
     estimator: StepEstimator, auto: Auto, machine: Optional[Processors]
 ) -> list[tuple[str, float]]:
@@ -308,14 +221,15 @@ def choose_on(
     run: Runner,
     show: bool = False,
 ) -> Choice:
-    """Returns the layout whose steps are the fastest at a place, and tells the user of it.
+    """Returns the layout whose steps are the fastest at a place, of those the cost model prefers.
 
     Args:
       place: where the programs run.
-      graph: see `choose`.
-      auto: see `choose`.
-      stored_layout: see `choose`.
-      run: see `choose`.
+      graph: the Graph of a whole step.
+      auto: an Auto.
+      stored_layout: how variables are stored; None if as they are computed with.
+      run: a function of a layout that opens what runs its steps. A tf.errors.ResourceExhaustedError
+        in it says that the layout needs too much memory.
       show: whether there is a progress line, and what was tried is printed.
 
     Raises:
@@ -324,20 +238,75 @@ def choose_on(
     """
     if place.servers is None:  # which have begun, and have threads for all of their sessions
         threads_by_session()
-    choice = choose(
-        graph,
-        place.shape,
-        auto,
-        place.hardware(auto),
-        stored_layout,
-        f"simd={place.simd} pjrt={place.pjrt} {place.kind} {place.devices}",
-        run,
-        None if place.pjrt else Processors(place.shape, place.devices, place.simd, place.servers),
-        show,
-    )
+    machine = None
+    if not place.pjrt:
+        machine = Processors(place.shape, place.devices, place.simd, place.servers)
+    exchange, is_first = (alone, True) if machine is None else (machine.exchange, machine.is_first)
+
+    def find() -> dict[str, Any]:
+        begin, hardware = time.monotonic(), place.hardware(auto)
+        if machine is None:
+            estimator = StepEstimator(graph, place.shape, (), hardware, stored_layout)
+        else:
+            profile = Profile(auto.seconds / 2, auto.cache, show=show) if auto.profile else None
+            estimator = estimator_on(machine, ProgramParts(graph), profile, hardware, stored_layout)
+        # One process searches: the others wait, and leave it the cores that they have in common.
+        candidates = exchange(_preferred(estimator, auto, machine) if is_first else None)[0]
+        tried = _tried(candidates, auto, begin, run, exchange, show)
+        return {"layout": tried[0].layout, "tried": tried}
+
+    where = f"simd={place.simd} pjrt={place.pjrt} {place.kind} {place.devices}"
+    key = _key_of(graph, place.shape, auto, stored_layout, where)
+    found, known = Cache("layouts.json", auto.cache).known_or(key, find, exchange, is_first)
+    choice = Choice(found["layout"], [Tried(*one) for one in found["tried"]], known)
     if show:
         print(choice, file=sys.stderr, flush=True)
     return choice
+
+
+def _tried(
+    candidates: Sequence[tuple[str, float]],
+    auto: Auto,
+    begin: float,
+    run: Runner,
+    exchange: Exchange,
+    show: bool,
+) -> list[Tried]:
+    """Returns layouts with the times of their steps, the fastest first.
+
+    Args:
+      candidates: the layouts, each with the seconds by the cost model.
+      auto: an Auto.
+      begin: when its seconds began.
+      run: see `choose_on`.
+      exchange: tells what all processes say, which try them together.
+      show: whether there is a progress line.
+
+    Raises:
+      tf.errors.ResourceExhaustedError: none could be run.
+    """
+    tried, error = list[Tried](), None
+    stream = None if show else io.StringIO()
+    with Progress(len(candidates), "try layouts", "layout", stream=stream, leave=False) as progress:
+        for number, (layout, predicted) in enumerate(candidates):
+            left = begin + auto.seconds - time.monotonic()
+            measured, why = None, f"not tried within {auto.seconds:g} s"
+            # The first is always tried: without any, there would be no choice.
+            if exchange(left > 0 or not any(one.measured for one in tried))[0]:
+                try:
+                    share = left / (len(candidates) - number)
+                    measured = _seconds_of(run(layout), share, exchange)
+                except tf.errors.ResourceExhaustedError as e:
+                    error = e
+                if any(exchange(measured is None)):  # in one process, which all others need
+                    measured, why = None, "out of memory"
+            tried.append(Tried(layout, predicted, measured, why))
+            progress.update()
+    tried.sort(key=lambda one: (one.measured is None, one.measured, one.predicted))
+    tried = [Tried(*one) for one in exchange(tried)[0]]
+    if tried[0].measured is None:
+        raise error or tf.errors.ResourceExhaustedError(None, None, "in another process")
+    return tried
 
 
 def layout_on(
@@ -353,8 +322,8 @@ def layout_on(
       who: what asks for it, for errors.
       place_of: returns where the programs run.
       graph_of: returns the Graph of a whole step.
-      run: see `choose`.
-      auto: see `choose`; None for `Auto()`.
+      run: see `choose_on`.
+      auto: see `choose_on`; None for `Auto()`.
 
     Raises:
       ValueError: there are several processes, which do not serve this one.
@@ -453,7 +422,7 @@ def compiling_pays(
 
     Args:
       place: where the programs run, with all processors on one device.
-      graph: see `choose`.
+      graph: see `choose_on`.
       auto: how long steps are timed, and where the times are kept.
       run: opens what runs steps that XLA compiles, or others, one in each call.
       show: whether it is printed.

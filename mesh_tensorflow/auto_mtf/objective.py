@@ -36,42 +36,97 @@ from mesh_tensorflow.auto_mtf.graph_interface import (
 from mesh_tensorflow.ops._control.while_loop import is_of_microbatches
 from mesh_tensorflow.ops._variables.variable import Assign, Variable
 
-__all__ = ["DimensionSet", "LiveMemory", "live_memory", "peak_memory"]
-
-
-DimensionSet = tuple[str, ...]
+__all__ = ["LiveMemory", "live_memory", "peak_memory"]
 
 
 # The number of parts of what a layout does not need: of any bytes, one part is nothing.
 NO_BLOCK = 2**62
 
 
-class LiveMemory:
-    """Bytes in use on a processor over time, by the dimensions that may be split.
+class Column(NamedTuple):
+    """What decides how a block is split.
 
     Attributes:
-      dimension_sets: for each column, the sorted names of dimensions that may be split.
-      bytes: an int64 array [times, dimension sets], the bytes of all live tensors that have
-        exactly these dimensions, before splitting.
+      dims: sorted names of its dimensions that may be split.
+      weight: the dimensions of the weight, if it belongs to an update and is stored in parts, or is
+        a whole copy of that; else None.
+      stored: names of the dimensions that may be stored in parts; empty for a whole copy.
+      sizes: the sizes of `dims` where slices may end in padding; else empty.
+      only: names of dimensions without a split of which the block is not there; none if it always
+        is.
     """
 
-    def __init__(self, dimension_sets: Sequence[DimensionSet], bytes: np.ndarray):
-        """Creates a LiveMemory."""
-        self.dimension_sets = list(dimension_sets)
-        self.bytes = bytes
+    dims: tuple[str, ...]
+    weight: Optional[Weight] = None
+    stored: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+    only: tuple[str, ...] = ()
+
+    def names(self, candidates: Collection[str]) -> tuple[str, ...]:
+        """Returns the sorted names of all dimensions that the number of parts depends on."""
+        # Along which dimension a weight is stored in parts depends on how the layout splits the
+        # others.
+        of_weight = {d.name for d in self.weight or ()}
+        return tuple(sorted({*self.dims, *self.only, *of_weight}.intersection(candidates)))
+
+    def parts(self, layout: Mapping[str, str], storing: Storing) -> float:
+        """Returns the number of parts under a layout; less by the padding, if that counts.
+
+        Args:
+          layout: a dictionary from dimension names to mesh dimension names.
+          storing: a Storing, on the mesh.
+        """
+        if self.only and not any(d in layout for d in self.only):
+            return NO_BLOCK
+        into = {d: storing.mesh_sizes[layout[d]] for d in self.dims if d in layout}
+        split: float = math.prod(into.values())
+        for d, size in zip(self.dims, self.sizes):
+            if d in into and size % into[d]:
+                # Of ten elements on four processors, each has three. A little less, so that what
+                # is divided by it is not rounded down by a whole byte.
+                split *= size / (into[d] * -(-size // into[d])) * (1 - 2**-40)
+        if self.weight is None:
+            return split
+        if self.stored:
+            return split * storing.parts(self.weight, self.stored, layout)
+        # A weight that is stored as it is computed with needs no whole copy beside it.
+        return split if storing.rules(self.weight, layout) else NO_BLOCK
+
+
+class LiveMemory:
+    """Bytes in use on a processor over time, by what decides how they are split.
+
+    Attributes:
+      columns: the Columns, one for all blocks of memory that are split alike.
+      dimension_sets: for each column, the sorted names of the dimensions that its parts depend on.
+      bytes: an int64 array [times, columns], the bytes of all live blocks of a column, before
+        splitting.
+    """
+
+    def __init__(
+        self,
+        columns: Iterable[Column],
+        bytes: np.ndarray,
+        candidates: Collection[str],
+        storing: Storing,
+    ):
+        """Creates a LiveMemory.
+
+        Args:
+          columns: see LiveMemory.
+          bytes: see LiveMemory.
+          candidates: names of the dimensions that may be split.
+          storing: a Storing, on the mesh.
+        """
+        self.columns, self.bytes, self._storing = list(columns), bytes, storing
+        self.dimension_sets = [column.names(candidates) for column in self.columns]
         # A peak is at one of these times under every layout, so that others need not be looked at
         # again.
         self._highest = maximal_rows(bytes)
 
-    def parts(self, layout: Mapping[str, str], mesh_sizes: Mapping[str, int]) -> np.ndarray:
+    def parts(self, layout: Mapping[str, str]) -> np.ndarray:
         """Returns the number of parts into which each column is split."""
-        return np.array(
-            [
-                math.prod(mesh_sizes[layout[d]] for d in dims if d in layout)
-                for dims in self.dimension_sets
-            ],
-            np.int64,
-        )
+        return np.array([c.parts(layout, self._storing) for c in self.columns])
 
     def parts_of_rows(
         self, column: int, space: LayoutSpace, dims: Sequence[str], rows: np.ndarray
@@ -84,23 +139,24 @@ class LiveMemory:
           dims: names of dimensions, with those of the column.
           rows: an int64 array [assignments, dims] of mesh axes.
         """
-        own = self.dimension_sets[column]
-        return space.parts(own, rows[:, [dims.index(d) for d in own]]).tolist()
+        one, own = self.columns[column], self.dimension_sets[column]
+        if one.weight is None and not one.only:  # all at once, as there are many
+            return space.parts(own, rows[:, [dims.index(d) for d in own]]).tolist()
+        # A search splits evenly, so that no part is less by padding.
+        return [int(one.parts(space.layout(dims, row), self._storing)) for row in rows]
 
-    def in_use(self, layout: Mapping[str, str], mesh_sizes: Mapping[str, int]) -> np.ndarray:
+    def in_use(self, layout: Mapping[str, str]) -> np.ndarray:
         """Returns the bytes in use on one processor at each time.
 
         Args:
           layout: a dictionary from dimension names to mesh dimension names.
-          mesh_sizes: a dictionary from mesh dimension names to sizes.
         """
         # Without remainders, since a layout that a search tries divides all sizes evenly.
-        return (self.bytes // self.parts(layout, mesh_sizes)).sum(axis=1)
+        return (self.bytes // self.parts(layout)).sum(axis=1)
 
-    def peak(self, layout: Mapping[str, str], mesh_sizes: Mapping[str, int]) -> int:
+    def peak(self, layout: Mapping[str, str]) -> int:
         """Returns the peak memory per processor in bytes; see `in_use`."""
-        parts = self.parts(layout, mesh_sizes)
-        return int((self._highest // parts).sum(axis=1).max(initial=0))
+        return int((self._highest // self.parts(layout)).sum(axis=1).max(initial=0))
 
     def least(self, space: LayoutSpace) -> int:
         """Returns a lower bound of the peak memory of all layouts, in bytes.
@@ -173,9 +229,7 @@ def bytes_over_time(
     return np.array(rows, np.int64).reshape(len(rows), count)
 
 
-def live_memory(
-    graph: GraphInterface, schedule: Sequence[int], candidates: Collection[str]
-) -> LiveMemory:
+def live_memory(graph: GraphInterface, schedule: Sequence[int], space: LayoutSpace) -> LiveMemory:
     """Returns the bytes in memory under a schedule, by the dimensions that may be split.
 
     Tensors with the same splittable dimensions are counted together, and times that cannot be the
@@ -185,70 +239,18 @@ def live_memory(
     Args:
       graph: a GraphInterface.
       schedule: indices of operations, in execution order.
-      candidates: names of the dimensions that may be split.
+      space: the LayoutSpace, whose dimensions may be split.
     """
     kind = {
-        name: tuple(sorted(set(graph.get_tensor_mtf_dimension_names(name)) & set(candidates)))
+        name: tuple(sorted(set(graph.get_tensor_mtf_dimension_names(name)) & set(space.dims)))
         for name in graph.get_all_tensor_names()
     }
     sets = sorted(set(kind.values()))
     column = {name: sets.index(dimension_set) for name, dimension_set in kind.items()}
     size = {name: graph.get_tensor_size(name) for name in kind}
     rows = bytes_over_time(graph.memory_changes(schedule), column, size, len(sets))
-    return LiveMemory(sets, maximal_rows(rows))
-
-
-class Column(NamedTuple):
-    """What decides how a block is split.
-
-    Attributes:
-      dims: sorted names of its dimensions that may be split.
-      weight: the dimensions of the weight, if it belongs to an update and is stored in parts, or is
-        a whole copy of that; else None.
-      stored: names of the dimensions that may be stored in parts; empty for a whole copy.
-      sizes: the sizes of `dims` where slices may end in padding; else empty.
-      only: names of dimensions without a split of which the block is not there; none if it always
-        is.
-    """
-
-    dims: tuple[str, ...]
-    weight: Optional[Weight] = None
-    stored: tuple[str, ...] = ()
-    sizes: tuple[int, ...] = ()
-    only: tuple[str, ...] = ()
-
-    def names(self, candidates: frozenset[str]) -> tuple[str, ...]:
-        """Returns the sorted names of all dimensions that the number of parts depends on."""
-        if self.weight is None:
-            return tuple(sorted({*self.dims, *self.only} & candidates))
-        # Along which dimension a weight is stored in parts depends on how the layout splits the
-        # others.
-        of_weight = {d.name for d in self.weight}
-        return tuple(sorted({*self.dims, *self.only, *of_weight} & candidates))
-
-    def parts(self, layout: Mapping[str, str], sizes: Mapping[str, int], storing: Storing) -> float:
-        """Returns the number of parts under a layout; less by the padding, if that counts.
-
-        Args:
-          layout: a dictionary from dimension names to mesh dimension names.
-          sizes: a dictionary from mesh dimension names to sizes.
-          storing: a Storing.
-        """
-        if self.only and not any(d in layout for d in self.only):
-            return NO_BLOCK
-        split: float = math.prod(sizes[layout[d]] for d in self.dims if d in layout)
-        for d, size in zip(self.dims, self.sizes):
-            if d in layout and size % sizes[layout[d]]:
-                # Of ten elements on four processors, each has three. A little less, so that what
-                # is divided by it is not rounded down by a whole byte.
-                n = sizes[layout[d]]
-                split *= size / (n * -(-size // n)) * (1 - 2**-40)
-        if self.weight is None:
-            return split
-        if self.stored:
-            return split * storing.parts(self.weight, self.stored, layout)
-        # A weight that is stored as it is computed with needs no whole copy beside it.
-        return split if storing.rules(self.weight, layout) else NO_BLOCK
+    storing = Storing(Shape(list(space.mesh_sizes.items())), None)
+    return LiveMemory(map(Column, sets), maximal_rows(rows), space.dims, storing)
 
 
 class Block(NamedTuple):
@@ -333,9 +335,6 @@ class ResidentMemory(LiveMemory):
     peak.
 
     Attributes:
-      columns: the Columns, which decide how blocks are split.
-      dimension_sets: for each column, the names of the dimensions that its parts depend on.
-      bytes: an int64 array [times, columns], bytes before splitting.
       at: for each time, the name of the operation that runs.
     """
 
@@ -359,8 +358,8 @@ class ResidentMemory(LiveMemory):
           impl: a MeshImpl, to count what is held in its layout alone, too: padding, and what
             operations that need a dimension whole have in another layout.
         """
-        self._candidates, self._impl = candidates, impl
-        self._storing, self._updates, self._outputs = storing, updates, outputs
+        self._candidates, self._impl, self._storing = candidates, impl, storing
+        self._updates, self._outputs = updates, outputs
         blocks = self._variable_blocks(operations)
         self._blocks = {b.name: b for b in blocks}
         self._variables = list(self._blocks)
@@ -381,8 +380,7 @@ class ResidentMemory(LiveMemory):
         self._changes, bytes_, self.at = min(
             map(self._run, self._orders()), key=lambda run: run[1].sum(axis=1).max()
         )
-        self.columns = list(self._columns)
-        super().__init__([column.names(candidates) for column in self.columns], bytes_)
+        super().__init__(self._columns, bytes_, candidates, storing)
 
     # -- blocks of memory
 
@@ -587,13 +585,17 @@ class ResidentMemory(LiveMemory):
         # Neither order is always better, and TensorFlow promises none.
         return [as_listed, self._eager_order()]
 
+    def _needed(self) -> list[list[int]]:
+        """Returns, for each item, the numbers of those that make what it reads."""
+        maker = {name: i for i, item in enumerate(self._items) for name in item.outputs}
+        return [list(dict.fromkeys(maker[n] for n in item.inputs)) for item in self._items]
+
     def _eager_order(self) -> list[int]:
         """Returns the order of creation, with updates as early as possible.
 
         Operations that depend only on variables and constants run when they are first needed.
         """
-        maker = {name: i for i, item in enumerate(self._items) for name in item.outputs}
-        inputs = [list(dict.fromkeys(maker[n] for n in item.inputs)) for item in self._items]
+        inputs = self._needed()
         early: list[bool] = []  # whether an operation could be made before all others
         readers: dict[int, list[int]] = {}
         missing = [0] * len(inputs)
@@ -656,20 +658,6 @@ class ResidentMemory(LiveMemory):
 
     # -- under a layout
 
-    def parts(self, layout: Mapping[str, str], mesh_sizes: Mapping[str, int]) -> np.ndarray:
-        """Returns the number of parts into which each column is split."""
-        return np.array([c.parts(layout, mesh_sizes, self._storing) for c in self.columns])
-
-    def parts_of_rows(
-        self, column: int, space: LayoutSpace, dims: Sequence[str], rows: np.ndarray
-    ) -> Sequence[int]:
-        """Returns the number of parts of a column for each assignment of some dimensions."""
-        one = self.columns[column]
-        if one.weight is None and not one.only:
-            return super().parts_of_rows(column, space, dims, rows)
-        layouts = (space.layout(dims, row) for row in rows)
-        return [one.parts(layout, space.mesh_sizes, self._storing) for layout in layouts]
-
     def on(self, storing: Storing) -> ResidentMemory:
         """Returns the same memory with the same stage of storing, on another mesh.
 
@@ -681,21 +669,18 @@ class ResidentMemory(LiveMemory):
         other._storing = storing
         return other
 
-    def _held(self, block: Block, layout: Mapping[str, str], sizes: Mapping[str, int]) -> int:
-        return int(block.bytes // block.column.parts(layout, sizes, self._storing))
+    def _held(self, block: Block, layout: Mapping[str, str]) -> int:
+        return int(block.bytes // block.column.parts(layout, self._storing))
 
-    def by_kind(
-        self, layout: Mapping[str, str], mesh_sizes: Mapping[str, int]
-    ) -> dict[str, np.ndarray]:
+    def by_kind(self, layout: Mapping[str, str]) -> dict[str, np.ndarray]:
         """Returns, for each kind, the bytes in use during each operation, except inside loops.
 
         Steady kinds come first: at the bottom of a chart, they leave even ground to the others.
 
         Args:
           layout: a dictionary from dimension names to mesh dimension names.
-          mesh_sizes: a dictionary from mesh dimension names to sizes.
         """
-        held = {n: self._held(b, layout, mesh_sizes) for n, b in self._blocks.items()}
+        held = {n: self._held(b, layout) for n, b in self._blocks.items()}
         kind_of = {name: self._blocks[name].kind for born, _ in self._changes for name in born}
         kinds = list(dict.fromkeys(kind_of.values()))
         column = {name: kinds.index(kind) for name, kind in kind_of.items()}
@@ -703,9 +688,7 @@ class ResidentMemory(LiveMemory):
         used = {kind: bytes_ for kind, bytes_ in zip(kinds, rows.T) if bytes_.any()}
         return dict(sorted(used.items(), key=lambda pair: -int(pair[1].min())))
 
-    def contents(
-        self, time: int, layout: Mapping[str, str], mesh_sizes: Mapping[str, int]
-    ) -> list[Held]:
+    def contents(self, time: int, layout: Mapping[str, str]) -> list[Held]:
         """Returns the live tensors at a time, largest first; see `in_use`."""
         # A moment within a loop has the name of the loop, and the place of that in the schedule.
         place, times = self.at.index(self.at[time]), len(self._changes)
@@ -715,5 +698,5 @@ class ResidentMemory(LiveMemory):
             within = live_names(self._inner[self.at[time]])
             live = live | next(itertools.islice(within, moment, None))
         blocks = [self._blocks[name] for name in live]
-        held = [Held(b.name, b.kind, self._held(b, layout, mesh_sizes)) for b in blocks]
+        held = [Held(b.name, b.kind, self._held(b, layout)) for b in blocks]
         return sorted((h for h in held if h.bytes), key=lambda h: (-h.bytes, h.name))

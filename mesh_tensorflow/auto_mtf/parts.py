@@ -224,9 +224,8 @@ class RenamedProgram:
           part: a Part of it.
           dims: names of the dimensions that have other names in the part.
         """
-        self.program, self._graph = program, program.graph
+        self.program, self.part, self._graph = program, part, program.graph
         graph = program.graph
-        self.part = part
         self.names: Names = _new_names(graph, part, dims)
         self.crossings: list[Crossing] = []
         self.made: list[Operation] = []
@@ -295,7 +294,8 @@ class RenamedProgram:
         else:
             # At once: what is renamed one by one moves several times.
             text = f"mtf.reshape(x, {','.join(f'{d.name}:{d.size}' for d in after)!r})"
-        where = f"x is {x.name}, which {_verb(crossing.enters)} at {crossing.reader.name}"
+        verb = "enters" if crossing.enters else "leaves"
+        where = f"x is {x.name}, which {verb} at {crossing.reader.name}"
         return f"x = {text}, where {where}"
 
     # -- gradients
@@ -470,10 +470,6 @@ def _is_within(giver: Optional[Operation], of: Optional[Operation]) -> bool:
     while giver is not None and giver is not of:
         giver = giver.gradient_of
     return giver is not None
-
-
-def _verb(enters: bool) -> str:
-    return "enters" if enters else "leaves"
 
 
 # What is set elsewhere, or says nothing of dimensions.

@@ -50,6 +50,7 @@ from mesh_tensorflow._mesh.mesh_impl import MeshImpl, summands_of
 from mesh_tensorflow._processes.peers import Exchange, alone
 from mesh_tensorflow._progress import Progress
 from mesh_tensorflow.auto_mtf._cache import Cache
+from mesh_tensorflow.auto_mtf._space import layout_pairs, layout_text
 from mesh_tensorflow.auto_mtf._units import signature
 from mesh_tensorflow.auto_mtf.hardware import (
     ZERO,
@@ -269,7 +270,7 @@ class Processors:
 
 def layout_over(names: Iterable[str]) -> str:
     """Returns a layout that splits something over each of some mesh dimensions."""
-    return ";".join(f"{name}:{name}" for name in sorted(names))
+    return layout_text({name: name for name in names})
 
 
 # -- one operation
@@ -385,8 +386,8 @@ def _times_of(
     waiting: collections.deque[_Batch] = collections.deque()
     with contextlib.ExitStack() as opened:
         for begin in range(0, len(wanted), _IN_ONE_GRAPH):
-            batch = _Batch(graph, wanted[begin : begin + _IN_ONE_GRAPH], machine, asked, opened)
-            waiting.append(batch)
+            batch = _Batch(graph, wanted[begin : begin + _IN_ONE_GRAPH], machine, asked)
+            waiting.append(opened.enter_context(batch))
             goes_on = batch.prepare(more)
             # Other load lasts for seconds. So the rounds of an operation are spread over the time
             # that later ones take to be built: with all in a row, a tenth of the operations of a
@@ -405,8 +406,8 @@ def _times_of(
     return times
 
 
-class _Batch:
-    """Some of what is timed, in one tf graph.
+class _Batch(contextlib.ExitStack):
+    """Some of what is timed, in one tf graph, with a session for the threads of each program.
 
     Attributes:
       turns: the _Turns of all steps, once they are prepared.
@@ -415,12 +416,7 @@ class _Batch:
     turns: _Turns
 
     def __init__(
-        self,
-        graph: Graph,
-        wanted: Sequence[_Timed],
-        machine: Processors,
-        asked: set[Hashable],
-        opened: contextlib.ExitStack,
+        self, graph: Graph, wanted: Sequence[_Timed], machine: Processors, asked: set[Hashable]
     ):
         """Builds what is run.
 
@@ -429,16 +425,16 @@ class _Batch:
           wanted: what is to be timed.
           machine: the Processors.
           asked: the inputs that are timed in earlier batches, to which those of this one are added.
-          opened: closes its sessions, if nothing has before.
         """
+        super().__init__()
         self._wanted, self._machine = wanted, machine
         self._new = {one.inputs: one for one in wanted if one.inputs not in asked}
         asked.update(self._new)
-        with tf.Graph().as_default() as made:
+        with tf.Graph().as_default() as self._made:
             # All of a graph before its sessions, which would take long to add to each time.
             self._inputs = {key: _fetch(graph, one, machine, 0) for key, one in self._new.items()}
             self._fetches = [_fetch_if_possible(graph, one, machine) for one in wanted]
-        self._sessions = opened.enter_context(_Sessions(made, machine))
+        self._sessions: dict[str, tf.Session] = {}
         self._looked_at = 0
 
     def prepare(self, more: Callable[[], bool]) -> bool:
@@ -447,18 +443,32 @@ class _Batch:
         Args:
           more: see `_times_of`.
         """
-        goes_on, sessions = True, self._sessions
-        steps: dict[Hashable, Optional[Callable[[], Any]]] = {
-            key: sessions.step(self._new[key], fetch) for key, fetch in self._inputs.items()
-        }
+        goes_on, steps = True, dict[Hashable, Optional[Callable[[], Any]]]()
+        for key, fetch in self._inputs.items():
+            steps[key] = self._step(self._new[key], fetch)
         for number, fetch in enumerate(self._fetches):
-            steps[number] = sessions.step(self._wanted[number], fetch)
+            steps[number] = self._step(self._wanted[number], fetch)
             self._looked_at += 1
             if not (goes_on := more()):
                 break
         can_run = {key: step for key, step in steps.items() if step is not None}
         self.turns = _Turns(can_run, self._machine.exchange)
         return goes_on
+
+    def _step(self, timed: _Timed, fetch: Optional[tf.Operation]) -> Optional[Callable[[], Any]]:
+        """Returns a function that computes something, and has done so; None if it cannot run."""
+        if fetch is None:
+            return None
+        if timed.program not in self._sessions:
+            session = self._machine.session(self._made, timed.program, optimized=False)
+            self._sessions[timed.program] = self.enter_context(contextlib.closing(session))
+        run = self._machine.runner(self._sessions[timed.program], fetch)
+        try:
+            run()
+            can = True
+        except _CANNOT:
+            can = False
+        return run if all(self._machine.exchange(can)) else None
 
     def times(self, of_inputs: dict[Hashable, float]) -> Iterator[Optional[float]]:
         """Yields the seconds of each that was looked at; None of what cannot run. Closes sessions.
@@ -467,48 +477,13 @@ class _Batch:
           of_inputs: the seconds of inputs, to which those of this batch are added.
         """
         least = self.turns.least()
-        self._sessions.close()
+        self.close()
         of_inputs.update((key, least[key]) for key in self._inputs)
         for number, one in enumerate(self._wanted[: self._looked_at]):
             seconds = least.get(number)
             if seconds is not None:
                 seconds = max(0.0, seconds - of_inputs[one.inputs]) / one.repeats
             yield seconds
-
-
-class _Sessions(contextlib.ExitStack):
-    """Sessions of one tf graph, with the threads of several programs."""
-
-    def __init__(self, graph: tf.Graph, machine: Processors):
-        """Opens none yet.
-
-        Args:
-          graph: the tf graph.
-          machine: the Processors.
-        """
-        super().__init__()
-        self._graph, self._machine = graph, machine
-        self._opened: dict[str, tf.Session] = {}
-
-    def step(self, timed: _Timed, fetch: Optional[tf.Operation]) -> Optional[Callable[[], Any]]:
-        """Returns a function that computes something, and has done so; None if it cannot run.
-
-        Args:
-          timed: what is timed.
-          fetch: what is run for that; None if it cannot.
-        """
-        if fetch is None:
-            return None
-        if timed.program not in self._opened:
-            opened = self._machine.session(self._graph, timed.program, optimized=False)
-            self._opened[timed.program] = self.enter_context(contextlib.closing(opened))
-        run = self._machine.runner(self._opened[timed.program], fetch)
-        try:
-            run()
-            can = True
-        except _CANNOT:
-            can = False
-        return run if all(self._machine.exchange(can)) else None
 
 
 def _fetch_if_possible(graph: Graph, timed: _Timed, machine: Processors) -> Optional[tf.Operation]:
@@ -592,6 +567,7 @@ class MeasuredCosts(CostModel):
         """
         super().__init__(mesh_shape, hardware, stored_layout)
         self._graph, self._program = parts.graph, ""
+        self._sizes = {d.name: d.size for d in mesh_shape}
         self._times_of: collections.Counter[Any] = collections.Counter()
         for step in parts.steps:
             if step.op is not None:
@@ -656,22 +632,19 @@ class MeasuredCosts(CostModel):
 
     def _layout_of(self, tensors: Sequence[Tensor], impl: MeshImpl) -> str:
         """Returns the rules for the dimensions of some tensors, over more than one processor."""
-        names = {d.name for x in tensors for d in x.shape}
-        sizes = {d.name: d.size for d in self.mesh_shape}
-        rules = [
-            (d, m)
-            for d, m in sorted(impl.layout_rules.written)
-            if d in names and any(sizes.get(name, 1) > 1 for name in joined_names(m, sizes))
-        ]
-        return ";".join(f"{d}:{m}" for d, m in rules)
+        names, sizes = {d.name for x in tensors for d in x.shape}, self._sizes
+        return layout_text(
+            {
+                d: m
+                for d, m in impl.layout_rules.written
+                if d in names and any(sizes.get(name, 1) > 1 for name in joined_names(m, sizes))
+            }
+        )
 
     def _form(self, layout: str) -> str:
         """Returns a layout with mesh dimensions by number and size: what is timed once for all."""
-        sizes = {d.name: d.size for d in self.mesh_shape}
-        number: dict[str, int] = {}
-        rules = []
-        for rule in layout.split(";") if layout else []:
-            d, m = rule.split(":")
+        sizes, number, rules = self._sizes, dict[str, int](), []
+        for d, m in layout_pairs(layout):
             names = joined_names(m, sizes)
             numbers = [f"{number.setdefault(n, len(number))}={sizes[n]}" for n in names]
             rules.append(f"{d}:{JOIN.join(numbers)}{UNEVEN if m.endswith(UNEVEN) else ''}")
@@ -831,7 +804,7 @@ def estimator_on(
     estimator = all_layouts()
     if profile is None or costs is None:
         return estimator
-    # Tables ask for all times that any layout needs.
-    estimator.tables()
+    # Bounds of the times of all layouts ask for all that any of them needs.
+    estimator.least()
     costs.measure(machine, profile)
     return all_layouts()

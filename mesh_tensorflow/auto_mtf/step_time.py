@@ -247,8 +247,10 @@ class StepEstimator:
             operation, for example.
         """
         self.over, self._apart = over, tuple(apart)
-        self._exchanges, self._joint, self._also = exchanges, joint, frozenset(also)
-        self.costs = costs
+        self._options: dict[str, Any] = {
+            "exchanges": exchanges, "joint": joint, "costs": costs, "over": over, "apart": apart
+        }  # fmt: skip
+        self.costs, self._also = costs, frozenset(also)
         self.mesh_shape: Shape = convert_to_shape(mesh_shape) or Shape([])
         self.hardware = hardware_profile(hardware)
         self._validator = LayoutValidator(mtf_graph, self.mesh_shape)
@@ -281,7 +283,7 @@ class StepEstimator:
           ValueError: the layout is malformed, or a tensor cannot be split that way.
         """
         estimator, rules = self.reaching(layout), self._rules(layout)
-        peak = estimator.memory.peak(rules, self.space.mesh_sizes)
+        peak = estimator.memory.peak(rules)
         return Estimate(rules, estimator.times.total(rules), peak, self.stored_layout)
 
     def reaching(self, layout: AnyLayout) -> StepEstimator:
@@ -307,7 +309,7 @@ class StepEstimator:
         graph, outputs = self.parts.graph, self.parts.outputs
         return StepEstimator(
             graph, self.mesh_shape, outputs, self.hardware, self.stored_layout, self.parts,
-            self._exchanges, self._joint, rules.items(), self.costs, self.over, self._apart,
+            also=rules.items(), **self._options,
         )  # fmt: skip
 
     def _of(self, rules: Mapping[str, str]) -> StepEstimator:
@@ -410,11 +412,6 @@ class StepEstimator:
         seconds = min(e._tables.least() for e in (self, *self._apart))
         return seconds, self.memory.least(self.space)
 
-    def tables(self) -> None:
-        """Evaluates what any layout needs, which a search would do at its beginning."""
-        for estimator in (self, *self._apart):
-            estimator.times.tables()
-
     @functools.cached_property
     def _tables(self) -> Tables:
         # Only for a search: an estimate of one layout would wait for all assignments. The memory's
@@ -460,9 +457,11 @@ class StepEstimator:
           layout: see `estimate`.
         """
         rules = self.estimate(layout).layout
-        # The contents are those of one operation: the first that has the peak.
-        in_use = self.memory.in_use(rules, self.space.mesh_sizes)
-        return self.memory.contents(int(in_use.argmax()), rules, self.space.mesh_sizes)
+        return self.memory.contents(self._time_of_peak(rules), rules)
+
+    def _time_of_peak(self, rules: Mapping[str, str]) -> int:
+        # That of one operation: the first that has the peak.
+        return int(self.memory.in_use(rules).argmax())
 
     def peak_by_kind(self, layout: AnyLayout) -> dict[str, int]:
         """Returns the bytes at the peak by kind, largest first; see `peak_contents`."""
@@ -473,8 +472,7 @@ class StepEstimator:
 
     def peak_at(self, layout: AnyLayout) -> str:
         """Returns the name of the operation that runs at the peak; see `peak_contents`."""
-        in_use = self.memory.in_use(self.estimate(layout).layout, self.space.mesh_sizes)
-        return self.memory.at[int(in_use.argmax())]
+        return self.memory.at[self._time_of_peak(self.estimate(layout).layout)]
 
 
 def fastest(

@@ -393,12 +393,11 @@ class Memory:
           rules: the layout.
         """
         estimate = estimator.estimate(rules)
-        layout, sizes = estimate.layout, estimator.space.mesh_sizes
-        self.peak_bytes = estimate.peak_bytes
+        layout, self.peak_bytes = estimate.layout, estimate.peak_bytes
         self.peak_at = estimator.peak_at(layout)
         self.at_peak: dict[str, int] = estimator.peak_by_kind(layout)
         self.contents: list[Held] = estimator.peak_contents(layout)
-        self.over_time: dict[str, np.ndarray] = estimator.memory.by_kind(layout, sizes)
+        self.over_time: dict[str, np.ndarray] = estimator.memory.by_kind(layout)
 
     def picture(self, limit: float = 0) -> Picture:
         """Returns a chart of memory over the step.

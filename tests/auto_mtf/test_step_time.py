@@ -268,7 +268,7 @@ def test_memory_by_hand(tf_graph):
     halved = estimator.peak_by_kind("h:m")
     assert halved["weights"] == halved["slots"] == 2 * 16 * 64
     assert estimator.estimate("").peak_bytes == sum(kinds.values())
-    forward = sum(h.bytes for h in estimator.memory.contents(0, {}, {}))
+    forward = sum(h.bytes for h in estimator.memory.contents(0, {}))
     assert forward >= 2 * 4 * 16 * 64  # before anything runs
 
 
@@ -622,7 +622,7 @@ def test_elementwise_results_are_not_in_memory():
 
     def in_memory(memory):
         times = range(len(memory.at))
-        return {h.name.split(":")[0] for t in times for h in memory.contents(t, {}, {})}
+        return {h.name.split(":")[0] for t in times for h in memory.contents(t, {})}
 
     # What the second product reads is, and not what it is made of.
     functions = {"square", "scalar_mul", "relu", "square_1", "scalar_mul_1", "relu_1"}

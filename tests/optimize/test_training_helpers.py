@@ -138,7 +138,7 @@ def test_accumulation_takes_less_memory(tf_graph):
 
         result = optimize.accumulate_gradients(fn, mtf.zeros(mesh, [batch, d]), batch, count)
         outputs, plain = [result.loss, *result.grads], Storing(mtf.Shape([]), None)
-        return ResidentMemory(mesh.graph.operations, outputs, frozenset(), plain).peak({}, {})
+        return ResidentMemory(mesh.graph.operations, outputs, frozenset(), plain).peak({})
 
     assert peak(8) < peak(1) / 2
 

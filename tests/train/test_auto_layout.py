@@ -10,8 +10,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.auto_mtf import hardware
-from mesh_tensorflow.auto_mtf.measured import Auto, choose
-from mesh_tensorflow.auto_mtf.profiles import Processors
+from mesh_tensorflow.auto_mtf.measured import Auto, Place, choose_on
 
 DIMS = {"x": "batch:8,i:12", "y": "batch:8,o:1"}
 X = np.linspace(-1.0, 1.0, 192).reshape(16, 12).astype(np.float32)
@@ -65,10 +64,12 @@ def graph():
 
 
 def chosen(run, tmp_path, **kwargs):
-    auto = Auto(cache=str(tmp_path / "layouts.json"), **kwargs)
     # Sums that take no time, so that all layouts are fast.
-    profile = hardware.local_machine(4, one_memory=False).replace(link=hardware.Link(1e9, 0.0))
-    return choose(graph(), SHAPE, auto, profile, None, "here", run)
+    known = hardware.local_machine(4, one_memory=False).replace(link=hardware.Link(1e9, 0.0))
+    options = {"hardware": known, "profile": False, **kwargs}
+    auto = Auto(cache=str(tmp_path / "layouts.json"), **options)
+    place = Place(SHAPE, tuple(f"cpu:{i}" for i in range(4)))
+    return choose_on(place, graph(), auto, None, run)
 
 
 def runner(seconds_of, tried):
@@ -118,15 +119,13 @@ def test_time_and_memory_run_out(tmp_path):
 
 def test_on_one_device_nothing_is_split():
     """All layouts are one program; where it is too large, the error is that of any mesh."""
-    auto = {"cache": "", "profile": False}
-    one = Processors(SHAPE, ["cpu:0"] * 4)
-    profile, tried = hardware.local_machine(4, one_memory=True), []
+    auto, one, tried = {"cache": "", "profile": False}, Place(SHAPE, ("cpu:0",) * 4), []
     run = runner(lambda layout: 0.0, tried)
-    choice = choose(graph(), SHAPE, Auto(**auto), profile, None, "here", run, one)
+    choice = choose_on(one, graph(), Auto(**auto), None, run)
     assert choice.layout == "" and tried == [""]
     with pytest.raises(mtf.auto_mtf.step_time.MemoryLimitError, match="no layout fits"):
         too_few = Auto(memory_limit_bytes=10, **auto)
-        choose(graph(), SHAPE, too_few, profile, None, "here", run, one)
+        choose_on(one, graph(), too_few, None, run)
 
 
 def test_mistakes():
