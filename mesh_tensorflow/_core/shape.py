@@ -351,8 +351,13 @@ class Shape:
                     f"{other.name}={other.size}"
                 )
             other = [other]
+        if isinstance(other, str):
+            raise WrongTypeError(
+                f"{self} - {other!r}: what is taken away are Dimensions, not names. Write "
+                f"shape - shape.get_dim_by_name({other!r})"
+            )
         # By name and size: of a name that has two sizes, only the one that is given goes.
-        removed = set(map(convert_to_dimension, other))
+        removed = set(other)
         return Shape([d for d in self._dims if d not in removed])
 
 

@@ -265,17 +265,14 @@ class Place:
         return np.concatenate([rows, *[rows[-1:]] * (-len(rows) % parts)])
 
     def _for(self, rows: int) -> Place:
-        """Returns the place of a program of so many rows, which does not split a single one.
+        """Returns the place of a program of so many rows: a single one is not split.
 
-        Copies of it for the other processors would be as much work on each of them. Where these are
-        executed as one, copies are work for any number of rows that the layout cannot split.
+        Copies of it for the other processors would be as much work on each of them, and more where
+        several share a memory, in which equal slices are computed once.
         """
         # A program of JAX or of a SIMD mesh has the layout of the function that it is of.
         has_own = self.of_jax is None and self.of_simd is None
-        if not has_own or rows % self._parts("batch") == 0:
-            return self
-        executed = self.mesh_impl.execution_impl.shape
-        return self.without("batch") if rows == 1 or self._parts("batch", executed) == 1 else self
+        return self.without("batch") if rows == 1 and has_own else self
 
     def without(self, name: str) -> Place:
         """Returns the same place with a layout that does not split a dimension.
@@ -292,13 +289,11 @@ class Place:
         impl = self.mesh_impl.with_layout(kept)
         return dataclasses.replace(self, mesh_impl=impl, of_jax=of_jax, of_simd=simd)
 
-    def _parts(self, name: str, mesh_shape: Optional[mtf.Shape] = None) -> int:
-        """Returns in how many parts the layout splits a dimension, on the mesh or on another."""
+    def _parts(self, name: str) -> int:
+        """Returns in how many parts the layout splits a dimension."""
         impl = self.mesh_impl
         return mtf.tensor_dim_to_mesh_dim_size(
-            impl.layout_rules,
-            impl.shape if mesh_shape is None else mesh_shape,
-            mtf.Dimension(name, 1),
+            impl.layout_rules, impl.shape, mtf.Dimension(name, 1)
         )
 
     def pipeline(

@@ -112,9 +112,8 @@ def test_algebra(expression, value):
 def test_algebra_errors():
     with pytest.raises(ValueError, match=r"Shape\[a=2, b=3\] has no c=4"):
         S([A, B]) - C
-    for names in ("a", ["a"], {"a": 2}):
-        with pytest.raises(TypeError, match="'a'"):
-            S([A, B]) - names
+    with pytest.raises(TypeError, match=r"taken away are Dimensions, .*get_dim_by_name\('a'\)"):
+        S([A, B]) - "a"
     with pytest.raises(TypeError):
         S([A]) + (B, C)
     with pytest.raises(ValueError, match="'z' not found"):

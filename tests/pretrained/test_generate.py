@@ -297,9 +297,9 @@ def test_layers_of_a_step_share_what_depends_on_the_position_alone(place):
     assert kinds["ScatterNdNonAliasingAdd"] and not kinds["TensorScatterUpdate"]
 
 
-@pytest.mark.parametrize("mesh_impl, rows", [(None, [1, 2, 3]), ("simd", [2, 2, 4])])
-def test_rows_that_are_not_split(mesh_impl, rows):
-    """Where programs have layouts of their own, and processors are executed as one."""
+@pytest.mark.parametrize("mesh_impl, rows", [(None, [1, 2, 4]), ("simd", [2, 2, 4])])
+def test_a_single_row_is_not_split(mesh_impl, rows):
+    """Where programs have layouts of their own, others are filled up for the layout's parts."""
     place = a_model(mesh_shape="x:2", layout="batch:x", mesh_impl=mesh_impl)._place
     assert [len(place.filled_up(np.zeros([n, 3]))) for n in (1, 2, 3)] == rows
     if mesh_impl is None:
