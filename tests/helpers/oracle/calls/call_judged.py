@@ -125,6 +125,7 @@ JUDGED = {
         ("mtf.reduce_first(*", "a dimension that the tensor lacks " + SLIP),
         ("mtf.top_k(x, b, D('k', 4))", "more than there are: the classic fills up with -1e9"),
         ("mtf.nth_largest_element(x, -1, b)", "counts from 0: the classic gives zeros"),
+        ("mtf.nth_smallest_element(x, True, b)", "a truth value is no number"),
         ("mtf.concat([[]x, one_row], a)", "a Dimension names the dimension, too"),
         ("mtf.slice(x, 2, -1, 'b')", "a size of -1 goes to the end, as in tf.slice"),
         ("mtf.pad(x, [[]1, 1], a)", "ValueError, as for any name that is not there"),
