@@ -73,6 +73,15 @@ def test_logits_and_ids(name, place):
 
 
 @pytest.mark.slips
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXPERTS)
+def test_one_prompt_of_a_mixture_of_experts(name):
+    """Its row is on all processors, where those of several prompts would be split."""
+    model = mtf.models.from_pretrained(FIXTURES / name, **where(name, "tensor"))
+    assert model.generate(PROMPTS[1:2], 3) == [expected(name)["generated"][1, :3].tolist()]
+
+
+@pytest.mark.slips
 @pytest.mark.slow_but(2)
 @pytest.mark.parametrize("name, place", cells(TRAINED))
 def test_training_and_writing_back(name, place, tmp_path, request):

@@ -117,10 +117,12 @@ def in_groups(mixture: Mixture, tokens: mtf.Shape, group_name: str = "group") ->
         )
     # A step of decoding has one token of a row.
     within = mixture.hparam("groups_in_rows") and len(dims) > 1
+    # A single row is whole on each processor, whatever the layout says of larger batches.
+    whole = within or dims[0].size == 1
     num_groups, group_size = _split_into_groups(
         mtf.Shape(dims).size,
         mixture.hparam("group_size"),
-        dims[0].size if within else mixture.slices(dims[0]),
+        dims[0].size if whole else mixture.slices(dims[0]),
     )
     return Groups(
         outer or mtf.Dimension("outer_batch", 1),
