@@ -247,10 +247,8 @@ class StepEstimator:
             operation, for example.
         """
         self.over, self._apart = over, tuple(apart)
-        self._options: dict[str, Any] = {
-            "exchanges": exchanges, "joint": joint, "costs": costs, "over": over, "apart": apart
-        }  # fmt: skip
-        self.costs, self._also = costs, frozenset(also)
+        self._exchanges, self._joint, self._also = exchanges, joint, frozenset(also)
+        self.costs = costs
         self.mesh_shape: Shape = convert_to_shape(mesh_shape) or Shape([])
         self.hardware = hardware_profile(hardware)
         self._validator = LayoutValidator(mtf_graph, self.mesh_shape)
@@ -309,7 +307,7 @@ class StepEstimator:
         graph, outputs = self.parts.graph, self.parts.outputs
         return StepEstimator(
             graph, self.mesh_shape, outputs, self.hardware, self.stored_layout, self.parts,
-            also=rules.items(), **self._options,
+            self._exchanges, self._joint, rules.items(), self.costs, self.over, self._apart,
         )  # fmt: skip
 
     def _of(self, rules: Mapping[str, str]) -> StepEstimator:
