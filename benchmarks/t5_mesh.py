@@ -1,5 +1,7 @@
 """T5-small of this package, for t5_small.py."""
 
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +11,7 @@ from t5_small import BATCH, BEAMS, LEARNING_RATE, SIZES, TARGETS, ids
 from talking import serve
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.transformer import convert, transformer, transformer_layers
+from mesh_tensorflow.transformer import transformer, transformer_layers
 
 MESHES = {
     "one": ("", "", 1),
@@ -99,7 +101,10 @@ def prepare(task: str, folder: str, mesh_name: str, threads: int) -> tuple[Calla
     )
     session.run(tf.global_variables_initializer())
     with tempfile.TemporaryDirectory() as directory:
-        tf.train.Saver().restore(session, convert.from_huggingface(folder, directory))
+        # In a process of its own, whose memory is not that of what is measured.
+        command = [sys.executable, "-m", "mesh_tensorflow.transformer.convert", "from-huggingface"]
+        subprocess.run([*command, folder, directory], check=True, stdout=subprocess.DEVNULL)
+        tf.train.Saver().restore(session, tf.train.latest_checkpoint(directory))
     session.run(lowering.copy_masters_to_slices())
     run = session.make_callable(fetched)
     outcome: Any

@@ -96,8 +96,9 @@ def _check_weights(arrays: Arrays, file: str) -> None:
                 f"{file}: {name} is of dtype {array.dtype}{value}; weights of T5 are "
                 "floating-point numbers"
             )
-        wrong = np.argwhere(~np.isfinite(array.astype(np.float64)))
-        if len(wrong):
+        finite = np.isfinite(array)
+        if not finite.all():
+            wrong = np.argwhere(~finite)
             place = tuple(int(i) for i in wrong[0])
             raise ValueError(
                 f"{file}: {name} has the value {array[place]} at {list(place)}, and {len(wrong)} "
