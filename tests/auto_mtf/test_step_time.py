@@ -12,7 +12,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow._core.layout import given_stored_layout
 from mesh_tensorflow._core.operation import Collective, Cost, needed_operations
 from mesh_tensorflow._core.placement import walk
-from mesh_tensorflow.auto_mtf import hardware, models
+from mesh_tensorflow.auto_mtf import _units, hardware, models
 from mesh_tensorflow.auto_mtf.hardware import CostModel, Hardware, Link
 from mesh_tensorflow.auto_mtf.step_time import MemoryLimitError, StepEstimator
 from mesh_tensorflow.ops._variables.variable import Assign
@@ -92,6 +92,23 @@ def test_units_add_up_to_the_program(tf_graph, optimizer, recompute):
             found = estimator.estimate(layout).seconds
             expected = directly(program.graph, program.outputs, estimator, layout)
             assert found == pytest.approx(expected, rel=1e-9), layout
+
+
+def test_sums_of_too_many_assignments_are_taken_apart(tf_graph, monkeypatch):
+    """Each is then computed where it begins, and an explanation says so."""
+    program = models.language_model(**TINY, optimizer="sgd")
+    where = program.graph, "m:4,n:2", program.outputs
+    whole = StepEstimator(*where, SLOW)
+    monkeypatch.setattr(_units, "_MOST_ASSIGNMENTS", 10)
+    apart = StepEstimator(*where, SLOW)
+    assert whole.times.is_exact and not apart.times.is_exact
+    assert apart.estimate("").seconds == pytest.approx(whole.estimate("").seconds)
+    layout = "batch:m;d_ff:n"
+    at_once, delayed = (e.estimate(layout).seconds for e in (apart, whole))
+    assert at_once.compute == pytest.approx(delayed.compute)
+    assert at_once.communication >= delayed.communication > 0
+    explained = mtf.auto_mtf.explain(*where, layout, hardware=SLOW, alternatives=0)
+    assert "sums over several processors may be counted more than once" in str(explained)
 
 
 @pytest.mark.slow
