@@ -9,15 +9,13 @@ import importlib
 import importlib.util
 import inspect
 import json
-import os
 import pathlib
 import re
-import subprocess
-import sys
 import textwrap
 
 import gin
 import pytest
+from helpers import processes
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import _gin_names
@@ -317,7 +315,4 @@ print("unchanged")
 @pytest.mark.slow
 def test_importing_changes_nothing_else():
     """A fresh process: TensorFlow is as it was, and its devices can still be configured."""
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORTING], capture_output=True, text=True, env=dict(os.environ)
-    )
-    assert done.stdout.strip() == "unchanged", done.stderr[-2000:]
+    assert processes.python("-c", IMPORTING).stdout.strip() == "unchanged"

@@ -1,12 +1,10 @@
 """Tensors without elements: what NumPy says, in every kind of program, and no process ends."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from helpers.paths import WORKERS, environment
+from helpers import processes
+from helpers.paths import WORKERS
 
 import mesh_tensorflow as mtf
 
@@ -43,14 +41,7 @@ CASES = [
 
 @pytest.mark.slow
 def test_cases():
-    done = subprocess.run(
-        [sys.executable, str(WORKERS / "size_zero_worker.py"), *CASES],
-        env=environment(MTF_CASE_SIZES="b:0"),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-500:] + done.stderr[-3000:]
+    done = processes.python(WORKERS / "size_zero_worker.py", *CASES, MTF_CASE_SIZES="b:0")
     placings = {line.split()[0]: int(line.split()[1]) for line in done.stdout.splitlines()}
     assert list(placings) == CASES
     assert sum(placings.values()) > 3 * len(CASES)

@@ -1,11 +1,10 @@
 """Programs answer `--help`, and tell mistakes in flags in a line."""
 
 import re
-import subprocess
-import sys
 
 import pytest
-from helpers.paths import TESTS, environment
+from helpers import processes
+from helpers.paths import TESTS
 
 from mesh_tensorflow import __main__ as programs
 from mesh_tensorflow.transformer import main
@@ -77,14 +76,7 @@ MOST_LINES = 30  # argparse repeats the usage, with a line for each flag or two
 
 def run(*command):
     """Returns exit code, stdout and stderr of a new process of Python."""
-    done = subprocess.run(
-        [sys.executable, *command],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=400,
-    )
-    return done.returncode, done.stdout, done.stderr
+    return processes.python(*command, code=None, timeout=400)
 
 
 def test_every_program_is_here():

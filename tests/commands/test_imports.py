@@ -1,9 +1,7 @@
 """Programs import TensorFlow without Keras and JAX, which are loaded when they are used."""
 
-import subprocess
-import sys
-
 import pytest
+from helpers import processes
 
 SCRIPT = '''
 import sys
@@ -39,6 +37,4 @@ print(isinstance(mtf.optimize.from_keras(tf.keras.optimizers.RMSprop(1e-3)), mtf
 def test_keras_and_jax_are_imported_when_they_are_used(tmp_path):
     path = tmp_path / "mtf-script"  # as the commands that are installed
     path.write_text(SCRIPT)
-    run = subprocess.run([sys.executable, str(path)], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.splitlines() == ["False False", "(0.25, 4.0)", "True"]
+    assert processes.python(path).stdout.splitlines() == ["False False", "(0.25, 4.0)", "True"]

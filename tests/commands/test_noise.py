@@ -1,13 +1,11 @@
 """What programs write serves their users: no more than some lines of others, in pipes and terminals."""
 
 import re
-import subprocess
-import sys
 import time
 
 import pytest
 from helpers import noise, processes
-from helpers.paths import EXAMPLES, environment
+from helpers.paths import EXAMPLES
 
 SMALL_TRANSFORMER = [
     "--gin_param=d_model = 16",
@@ -105,16 +103,9 @@ print("of the program", file=sys.stderr)
 
 
 def python(program, **variables):
-    names = ("TF_CPP_MIN_LOG_LEVEL", "TF_CPP_VMODULE", "CUDA_VISIBLE_DEVICES")
-    given = {k: v for k, v in environment(**variables).items() if k in variables or k not in names}
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
-        env=given,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    names = {"TF_CPP_MIN_LOG_LEVEL", "TF_CPP_VMODULE", "CUDA_VISIBLE_DEVICES"}
+    without = names - set(variables)
+    return processes.python("-W", "error", "-c", program, code=None, without=without, **variables)
 
 
 @pytest.mark.slow

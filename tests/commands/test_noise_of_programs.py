@@ -1,13 +1,11 @@
 """The package's programs and the benchmarks write what serves their users, in pipes and terminals."""
 
 import re
-import subprocess
-import sys
 
 import pytest
-from helpers import noise
+from helpers import noise, processes
 from helpers.bert import bert_data
-from helpers.paths import TESTS, environment
+from helpers.paths import TESTS
 
 T5 = TESTS / "transformer" / "t5_fixtures" / "t5"
 BENCHMARKS = TESTS.parent / "benchmarks"
@@ -140,23 +138,16 @@ assert "tensorflow" not in sys.modules
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_help_of_benchmarks_needs_no_tensorflow(name):
     path = BENCHMARKS / f"{name}.py"
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r})\n{HELP}", path],
-        env=environment(), capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert done.returncode == 0 and done.stdout.startswith("usage: "), done.stderr
-    assert not done.stderr
+    program = f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r})\n{HELP}"
+    done = processes.python("-c", program, path)
+    assert done.stdout.startswith("usage: ") and not done.stderr
 
 
 @pytest.mark.slow
 def test_tests_start_without_news_of_tensorflow(tmp_path):
     """Those of pytest-xdist too, whose first process does not capture what it writes."""
-    variables = environment()
-    variables.pop("TF_CPP_MIN_LOG_LEVEL", None)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-s", "--collect-only", "-p", "no:cacheprovider",
-         TESTS / "test_security.py"],
-        env=variables, cwd=TESTS.parent, capture_output=True, text=True, timeout=120,
+    done = processes.python(
+        "-m", "pytest", "-q", "-s", "--collect-only", "-p", "no:cacheprovider",
+        TESTS / "test_security.py", cwd=TESTS.parent, without=["TF_CPP_MIN_LOG_LEVEL"],
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
     assert not noise.noise_in((done.stdout + done.stderr).splitlines())

@@ -1,31 +1,18 @@
 """A program as users of tf.estimator wrote it runs with one import changed, and resumes."""
 
 import re
-import subprocess
-import sys
 
 import pytest
 import tensorflow.compat.v1 as tf
+from helpers import processes
 from helpers.paths import WORKERS
 
 SCRIPT = WORKERS / "classic_mnist_script.py"
 
 
 def run(model_dir, *flags):
-    done = subprocess.run(
-        [
-            sys.executable,
-            str(SCRIPT),
-            f"--model_dir={model_dir}",
-            "--batch_size=100",
-            "--hidden_size=32",
-            *flags,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    sizes = ["--batch_size=100", "--hidden_size=32"]
+    done = processes.python(SCRIPT, f"--model_dir={model_dir}", *sizes, *flags)
     steps = [int(s) for s in re.findall(r"'global_step': (?:np\.int64\()?(\d+)", done.stdout)]
     accuracies = [
         float(a) for a in re.findall(r"'accuracy': (?:np\.float32\()?([\d.]+)", done.stdout)

@@ -1,12 +1,9 @@
 """Datasets that end: between steps, in silence, and with no step begun for nothing."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from helpers.paths import environment
+from helpers import processes
 
 from mesh_tensorflow import estimator
 from mesh_tensorflow._elements import Elements
@@ -41,11 +38,7 @@ print(model.evaluate(data)["global_step"], model.latest_checkpoint()[-12:])
 @pytest.mark.slow
 def test_the_end_of_a_dataset_cancels_nothing():
     # TensorFlow has read the level in processes that are forked with it imported.
-    variables = environment(TF_CPP_MIN_LOG_LEVEL="0")
-    done = subprocess.run(
-        [sys.executable, "-c", ENDING], env=variables, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    done = processes.python("-c", ENDING, TF_CPP_MIN_LOG_LEVEL="0")
     assert done.stdout == "5 model.ckpt-5\n"
     said = [line for line in done.stderr.splitlines() if "rendezvous" in line or "OUT_OF" in line]
     assert said == []

@@ -1,12 +1,11 @@
 """Readers: each processor gets its slices of the batches that a whole data set has."""
 
 import itertools
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from helpers import processes
 from helpers.paths import WORKERS
 
 import mesh_tensorflow as mtf
@@ -134,23 +133,7 @@ def test_simd(layout, l2p, tf_graph):
 @pytest.mark.slow
 @pytest.mark.parametrize("count, layout", [(2, "batch:rows,w:cols"), (4, "batch:cols")])
 def test_processes_read_for_their_own_processors(count, layout, tmp_path):
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "mesh_tensorflow.launch",
-            "--processes",
-            str(count),
-            str(WORKERS / "reader_worker.py"),
-            layout,
-            str(4 // count),
-            str(tmp_path),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
+    processes.launch(count, WORKERS / "reader_worker.py", layout, 4 // count, tmp_path)
     for index in range(count):
         np.testing.assert_array_equal(
             np.load(tmp_path / f"{index}.npy"), np.arange(32).reshape(2, 4, 4)

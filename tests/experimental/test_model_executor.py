@@ -2,8 +2,6 @@
 
 import itertools
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -301,19 +299,8 @@ def test_program_of_a_tpu(tmp_path, tf_graph, mode):
 
 
 def command(module, **flags):
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            f"mesh_tensorflow.experimental.{module}",
-            *[f"--{name}={value}" for name, value in flags.items()],
-        ],
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+    options = [f"--{name}={value}" for name, value in flags.items()]
+    return processes.python("-m", f"mesh_tensorflow.experimental.{module}", *options).stderr
 
 
 @pytest.mark.slow

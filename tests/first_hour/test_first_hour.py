@@ -7,8 +7,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -149,19 +147,11 @@ def test_install_from_source(directory, tmp_path):
     shutil.copytree(TESTS.parent / "mesh_tensorflow", source / "mesh_tensorflow")
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(TESTS.parent / name, source)
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*pip, "--target", str(site), str(source)], check=True, timeout=300)
+    options = ["-q", "--no-deps", "--no-build-isolation", "--target", site]
+    processes.python("-m", "pip", "install", *options, source)
     program = f"{INSTALL}print(mtf.__file__)"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": str(site)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    found = [mtf.__version__, str(site / "mesh_tensorflow" / "__init__.py")]
-    assert done.stdout.split() == found, done.stderr
+    done = processes.python("-c", program, cwd=tmp_path, PYTHONPATH=str(site))
+    assert done.stdout.split() == [mtf.__version__, str(site / "mesh_tensorflow" / "__init__.py")]
 
 
 def test_first_program(directory):

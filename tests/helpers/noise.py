@@ -14,7 +14,7 @@ import sys
 import time
 
 from helpers.paths import TESTS, environment
-from helpers.processes import Done
+from helpers.processes import python
 
 __all__ = ["MOST", "check", "lines_of", "noise_in", "run", "screen"]
 
@@ -150,21 +150,21 @@ def run(*arguments, terminal=False, timeout=300, cwd=None, served=(), most=MOST,
     Returns:
       Its lines, in a terminal those that are left on the screen.
     """
-    variables = environment(PYTHONUNBUFFERED="1", TERM="xterm")
-    variables.pop(_LEVEL, None)
-    command = [sys.executable, *map(str, arguments)]
     cwd = cwd or TESTS.parent
     if terminal:
+        variables = environment(PYTHONUNBUFFERED="1", TERM="xterm")
+        variables.pop(_LEVEL, None)
+        command = [sys.executable, *map(str, arguments)]
         status, text = _in_terminal(command, variables, cwd, timeout)
         lines = screen(text)
         found = noise_in(lines, served)
     else:
-        ended = subprocess.run(
-            command, env=variables, cwd=cwd, timeout=timeout, capture_output=True, text=True
+        ended = python(
+            *arguments, code=None, timeout=timeout, cwd=cwd, without=[_LEVEL], PYTHONUNBUFFERED="1"
         )
         status, text = ended.returncode, ended.stdout + ended.stderr
         lines = text.splitlines()
-        check(Done(status, ended.stdout, ended.stderr), served, most)
+        check(ended, served, most)
         found = []
     assert status == code, text
     assert len(found) <= most, _told(found)

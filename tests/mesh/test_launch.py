@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from helpers import processes
 from helpers.mesh.launching import run_script, tf_config
 from helpers.mesh.residual_network import network, train
 from helpers.paths import WORKERS, environment
@@ -143,21 +144,8 @@ def test_processes_wait_for_each_other_at_their_end(fails, tmp_path):
     """The first two are one group of collectives, and could be done before the last begins."""
     (tmp_path / "groups.py").write_text(GROUPS)
     start = time.monotonic()
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "mesh_tensorflow.launch",
-            "--processes",
-            "4",
-            "groups.py",
-            str(fails),
-        ],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        timeout=200,
-        env=environment(TF_CPP_MIN_LOG_LEVEL="3"),
+    done = processes.launch(
+        4, "groups.py", fails, code=None, cwd=tmp_path, TF_CPP_MIN_LOG_LEVEL="3"
     )
     assert time.monotonic() - start < 90
     assert (done.returncode == 0) == ("finished" in done.stdout) == (fails < 0), done.stderr

@@ -10,6 +10,7 @@ import time
 
 import pytest
 import tensorflow.compat.v1 as tf
+from helpers import processes
 from helpers.paths import environment
 from helpers.train import linear, preempted, restarted
 
@@ -161,12 +162,8 @@ def test_a_training_saves_when_the_launcher_is_asked_to_end(tmp_path):
 @pytest.mark.slow
 def test_a_training_goes_on_with_fewer_processes(tmp_path):
     """Twice the second process is killed, at a step of its own; the numbers are those of one run."""
-    command = [sys.executable, "-m", "mesh_tensorflow.launch", "--processes", "2"]
-    command += ["--restarts", "2", "--min_processes", "1", restarted.__file__, str(tmp_path)]
-    done = subprocess.run(
-        command, env=environment(), capture_output=True, text=True, timeout=500, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    options = ["--restarts", "2", "--min_processes", "1"]
+    done = processes.launch(2, *options, restarted.__file__, tmp_path, timeout=500)
     assert done.stderr.count("process 1 (worker 0, 127.0.0.1:") == 2
     assert "Starting 1 process in place of 2: restart 2 of 2." in done.stderr
     assert json.loads((tmp_path / "model" / "best.json").read_text())["min loss"][-1][0] == 12

@@ -1,11 +1,9 @@
 """Products of one row that a row is added to, with oneDNN, which TensorFlow uses on some CPUs only."""
 
 import json
-import subprocess
-import sys
 
 import pytest
-from helpers.paths import environment
+from helpers import processes
 
 # Sums of each front end, with and without a split: the optimizer does not know that there is one
 # row after `set_shape`, in a loop, and after collectives.
@@ -126,16 +124,7 @@ print(json.dumps(found))
 @pytest.fixture(scope="module")
 def sums():
     """Returns the sums by the name of a front end; oneDNN is chosen when TensorFlow is imported."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env=environment(TF_ENABLE_ONEDNN_OPTS="1"),
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+    return json.loads(processes.python("-c", PROGRAM, TF_ENABLE_ONEDNN_OPTS="1").stdout)
 
 
 @pytest.mark.slow

@@ -1,12 +1,12 @@
 """mtf.pjrt.export: files that JAX alone runs, on the mesh and on one device."""
 
 import resource
-import subprocess
 import sys
 
 import jax
 import numpy as np
 import pytest
+from helpers import processes
 from helpers.paths import EXAMPLES
 from helpers.pjrt import DATA, LAYOUT, MESH, losses, on_jax
 
@@ -79,8 +79,7 @@ def test_the_script_imports_jax_alone(tmp_path):
         f"sys.argv[1:] = [{str(tmp_path)!r}, '4', {str(tmp_path / 'data.npy')!r}]; "
         f"runpy.run_path({str(EXAMPLES / 'run_exported.py')!r}, run_name='__main__')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0 and "(8, 6) float32" in done.stdout, done.stderr
+    assert "(8, 6) float32" in processes.python("-c", code).stdout
     np.testing.assert_allclose(np.load(tmp_path / "results.npz")["arr_0"], expected, rtol=1e-6)
 
 

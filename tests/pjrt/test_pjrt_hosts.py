@@ -2,14 +2,13 @@
 
 import json
 import re
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import pjrt, pjrt_hosts
-from helpers.paths import EXAMPLES, environment
+from helpers import pjrt, pjrt_hosts, processes
+from helpers.paths import EXAMPLES
 
 import mesh_tensorflow as mtf
 
@@ -18,18 +17,14 @@ sys.path.append(str(EXAMPLES))
 import run_exported
 
 
-def launched(*arguments, count=2):
-    command = [sys.executable, "-m", "mesh_tensorflow.launch", "--runtime", "pjrt"]
-    command += ["--processes", str(count), pjrt_hosts.__file__, *map(str, arguments)]
-    return subprocess.run(
-        command, env=environment(), capture_output=True, text=True, timeout=300, check=False
-    )
+def launched(*arguments, count=2, code=0):
+    program = pjrt_hosts.__file__
+    return processes.launch(count, "--runtime", "pjrt", program, *arguments, code=code)
 
 
 @pytest.mark.slow
 def test_two_processes_are_as_one(tmp_path):
-    done = launched(tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
+    launched(tmp_path)
     found = [json.loads((tmp_path / f"{i}.json").read_text()) for i in range(2)]
     assert [f["devices"] for f in found] == [[4, 2], [4, 2]]
     tf.random.set_seed(5)
@@ -85,8 +80,7 @@ def check_unwritten(first, second):
 @pytest.mark.slow
 def test_some_of_the_processes_draw_one_seed(tmp_path):
     """Also a process that is in several groups, and then all, of which one was in another group."""
-    done = launched(tmp_path, "some", count=3)
-    assert done.returncode == 0, done.stderr[-3000:]
+    launched(tmp_path, "some", count=3)
     found = [json.loads((tmp_path / f"{i}.json").read_text()) for i in range(3)]
     assert [[members for members, _ in f] for f in found] == [
         [[0, 1], [0, 1, 2]],
@@ -104,8 +98,7 @@ def test_some_of_the_processes_draw_one_seed(tmp_path):
 @pytest.mark.slow
 def test_a_process_that_is_lost_is_named(tmp_path):
     """Nothing is seeded here: the first process draws a seed for both, also for given devices."""
-    done = launched(tmp_path, "1")
-    assert done.returncode == 1
+    done = launched(tmp_path, "1", code=1)
     assert "process 1 (worker 0, 127.0.0.1:" in done.stderr
     assert "was killed by SIGKILL" in done.stderr
     found = [json.loads((tmp_path / f"{i}.json").read_text()) for i in range(2)]

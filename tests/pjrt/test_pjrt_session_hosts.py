@@ -5,8 +5,6 @@ import json
 import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -14,8 +12,7 @@ import tensorflow.compat.v1 as tf
 
 pytest.importorskip("jax", "0.8", reason="mesh_tensorflow.pjrt needs jax>=0.8")
 
-from helpers import pjrt_sessions
-from helpers.paths import environment
+from helpers import pjrt_sessions, processes
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._mesh.variables.checkpoint_files import ShardedVariable
@@ -24,18 +21,14 @@ from mesh_tensorflow._processes.peers import Peer
 from mesh_tensorflow.pjrt._programs import PeerProcesses, programs_over
 
 
-def launched(directory, what, *arguments):
-    command = [sys.executable, "-m", "mesh_tensorflow.launch", "--runtime", "pjrt"]
-    command += ["--processes", "2", pjrt_sessions.__file__, what, str(directory), *arguments]
-    return subprocess.run(
-        command, env=environment(), capture_output=True, text=True, timeout=500, check=False
-    )
+def launched(directory, what, *arguments, code=None):
+    program = ["--runtime", "pjrt", pjrt_sessions.__file__]
+    return processes.launch(2, *program, what, directory, *arguments, code=code, timeout=500)
 
 
 def found(directory, what):
     """Returns what each process found, in a run that is as it should be."""
-    done = launched(directory, what)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = launched(directory, what, code=0)
     assert done.stdout == f"{what} is done in process 0\n"  # and no lines of Gloo
     return [json.loads((directory / f"{i}.json").read_text()) for i in range(2)]
 

@@ -5,15 +5,13 @@ import io
 import json
 import pathlib
 import shutil
-import subprocess
-import sys
 import threading
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 import tokenizers
-from helpers.paths import environment
+from helpers import processes
 from tokenizers import decoders, models
 
 import mesh_tensorflow as mtf
@@ -327,15 +325,7 @@ print(json.dumps([impl.execution_impl.size, len(set(impl.devices)), found]))
 def test_logical_cpus_compute_as_one():
     """Each would read the same weights from the memory that they share."""
     prompts = [PROMPTS[0], PROMPTS[1], PROMPTS[0]]
-    done = subprocess.run(
-        [sys.executable, "-c", ON_LOGICAL_CPUS, str(FIXTURES / "llama"), json.dumps(prompts)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = processes.python("-c", ON_LOGICAL_CPUS, FIXTURES / "llama", json.dumps(prompts))
     processors, devices, found = json.loads(done.stdout.splitlines()[-1])
     assert (processors, devices) == (1, 4)
     model = a_model()
@@ -522,20 +512,15 @@ def test_the_command(tmp_path, capsys, monkeypatch):
 @pytest.mark.slow
 def test_mistakes_of_the_command(tmp_path):
     with_texts(tmp_path)
-    command = [sys.executable, "-m", "mesh_tensorflow.generate", f"--model={tmp_path / 'model'}"]
+    command = ["-m", "mesh_tensorflow.generate", f"--model={tmp_path / 'model'}"]
     for arguments, text in [
         (["--prompt=\xa5", "--top_p=0"], "mesh_tensorflow.generate: generate: top_p=0.0 must be"),
         (["--chat", "--prompt=a"], "not allowed with argument"),
         (["--prompts_file=nothing.txt"], "nothing.txt"),
     ]:
-        done = subprocess.run(
-            [*command, *arguments], capture_output=True, text=True, env=environment()
-        )
-        assert done.returncode == 2 and text in done.stderr and "Traceback" not in done.stderr
-    done = subprocess.run(
-        [*command, "--prompt=\xa5", "--max_new_tokens=3"], capture_output=True, text=True,
-        env=environment(), encoding="utf-8",
-    )  # fmt: skip
+        done = processes.python(*command, *arguments, code=2)
+        assert text in done.stderr and "Traceback" not in done.stderr
+    done = processes.python(*command, "--prompt=\xa5", "--max_new_tokens=3")
     assert len(done.stdout) == 4 and not done.stderr
 
 

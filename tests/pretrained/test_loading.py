@@ -6,14 +6,12 @@ import json
 import pathlib
 import resource
 import shutil
-import subprocess
-import sys
 import tempfile
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from helpers.paths import environment
+from helpers import processes
 from helpers.pretrained import two_processes
 from safetensors.numpy import load_file, save_file
 
@@ -51,13 +49,8 @@ def test_parts_are_those_of_the_whole(name):
 
 def launched(runtime, tmp_path):
     """Returns what each of two processes has written."""
-    command = [sys.executable, "-m", "mesh_tensorflow.launch", "--processes", "2", "--show_all"]
-    command += ["--runtime", runtime, two_processes.__file__, runtime]
-    done = subprocess.run(
-        [*command, str(FIXTURES / "llama"), str(tmp_path / "out")],
-        env=environment(), capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    program = ["--show_all", "--runtime", runtime, two_processes.__file__, runtime]
+    processes.launch(2, *program, FIXTURES / "llama", tmp_path / "out")
     return [json.loads((tmp_path / f"out.{i}").read_text()) for i in range(2)]
 
 

@@ -1,12 +1,10 @@
 """SavedModels of any number of rows, and of several devices."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
+from helpers import processes
 from helpers.train import linear
 
 import mesh_tensorflow as mtf
@@ -71,10 +69,7 @@ def test_several_devices_in_another_process(mesh, tmp_path):
     devices = ["/device:CPU:0", "/device:CPU:1"]
     export(path, any_batch=True, devices=devices, **MESHES[mesh])
     np.save(x, X)
-    done = subprocess.run(
-        [sys.executable, "-c", SERVING, path, x, found], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    done = processes.python("-c", SERVING, path, x, found)
     assert done.stdout.strip() == "['CPU:0', 'CPU:1'] False"
     for output, rows in zip(np.load(found).values(), (0, 1, 4, 5, 11)):
         np.testing.assert_allclose(output, Y[:rows], rtol=1e-5, atol=1e-5)

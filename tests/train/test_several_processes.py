@@ -3,14 +3,11 @@
 import contextlib
 import json
 import re
-import subprocess
-import sys
 import types
 
 import numpy as np
 import pytest
 from helpers import processes
-from helpers.paths import environment
 from helpers.train import chosen, linear, odd_sizes, several
 
 import mesh_tensorflow as mtf
@@ -21,12 +18,7 @@ from mesh_tensorflow.train._placing import Placing, find_cluster
 
 @pytest.mark.slow
 def test_two_processes(tmp_path):
-    command = [sys.executable, "-m", "mesh_tensorflow.launch", "--processes", "2", "--show_all"]
-    command += [several.__file__, str(tmp_path / "model"), str(tmp_path / "out")]
-    done = subprocess.run(
-        command, env=environment(), capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    processes.launch(2, "--show_all", several.__file__, tmp_path / "model", tmp_path / "out")
     found = [json.loads((tmp_path / f"out.{i}").read_text()) for i in range(2)]
     alone = linear.fit(5, eval_data=several.EVALUATION, eval_every=2)
     for record in found:
@@ -47,16 +39,7 @@ def test_two_processes(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["h:x", "c:x"])
 def test_three_processes_with_sizes_that_three_does_not_divide(layout, tmp_path):
-    command = [sys.executable, "-m", "mesh_tensorflow.launch", "--processes", "3", "--show_all"]
-    done = subprocess.run(
-        [*command, odd_sizes.__file__, layout, str(tmp_path / "out")],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    processes.launch(3, "--show_all", odd_sizes.__file__, layout, tmp_path / "out")
     alone = odd_sizes.fit().losses
     for i in range(3):
         found = json.loads((tmp_path / f"out.{i}").read_text())
@@ -85,17 +68,8 @@ def test_processes_that_do_not_fit(monkeypatch):
 
 def chosen_in_two(directory, runtime, impl, what):
     """Returns what two processes of helpers.train.chosen have written, and what both have said."""
-    command = [sys.executable, "-m", "mesh_tensorflow.launch", "--processes", "2", "--show_all"]
-    command += ["--runtime", runtime, chosen.__file__, str(directory / "out")]
-    done = subprocess.run(
-        [*command, str(directory / "cache.json"), impl, what],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    program = ["--show_all", "--runtime", runtime, chosen.__file__]
+    done = processes.launch(2, *program, directory / "out", directory / "cache.json", impl, what)
     return [json.loads((directory / f"out.{i}").read_text()) for i in range(2)], done.stderr
 
 

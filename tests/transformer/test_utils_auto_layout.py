@@ -2,16 +2,15 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import gin
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 from absl.testing import flagsaver
+from helpers import processes
 from helpers.oracle import utils_runs as runs
-from helpers.paths import FIXTURES, environment
+from helpers.paths import FIXTURES
 from helpers.transformer import chosen_in_utils
 
 import mesh_tensorflow as mtf
@@ -87,12 +86,8 @@ def test_the_flags_say_layout_and_mesh(tmp_path, monkeypatch, capsys):
     "runtime, impl", [("tensorflow", "placement"), ("tensorflow", "simd"), ("pjrt", "pjrt")]
 )
 def test_in_two_processes_the_first_one_chooses(runtime, impl, tmp_path):
-    command = [sys.executable, "-m", "mesh_tensorflow.launch", "--processes", "2"]
-    command += ["--runtime", runtime, chosen_in_utils.__file__, str(tmp_path), impl]
-    done = subprocess.run(
-        command, env=environment(), capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    program = ["--runtime", runtime, chosen_in_utils.__file__]
+    done = processes.launch(2, *program, tmp_path, impl)
     assert done.stderr.count(": the fastest of ") == 1
     assert tf.train.load_checkpoint(str(tmp_path)).get_tensor("global_step") == 2
 

@@ -1,19 +1,17 @@
 """transformer.utils as one program of all processors: of its own, and of a TPUEstimator."""
 
 import json
-import os
 import pathlib
-import subprocess
-import sys
 
 import gin
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 from absl.testing import flagsaver
+from helpers import processes
 from helpers.oracle import utils_runs as runs
 from helpers.oracle.utils_cases import Numbers
-from helpers.paths import FIXTURES, TESTS
+from helpers.paths import FIXTURES
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import optimize
@@ -215,31 +213,19 @@ print("process", os.getpid())
 def launched(tmp_path):
     """Runs the program in two processes of this machine."""
     (tmp_path / "my_data.py").write_text(MODULE)
-    paths = os.pathsep.join([*sys.path, str(TESTS), str(tmp_path)])
 
     def run(*parameters):
-        command = [
-            sys.executable,
-            "-m",
-            "mesh_tensorflow.launch",
-            "--processes",
-            "2",
+        done = processes.launch(
+            2,
             "-m",
             "mesh_tensorflow.transformer.main",
             "--model_dir=model",
             "--gin_file=my.gin",
             "--module_import=my_data",
             *(f"--gin_param={p}" for p in parameters),
-        ]
-        done = subprocess.run(
-            command,
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": paths},
-            capture_output=True,
-            text=True,
             timeout=400,
         )
-        assert done.returncode == 0, done.stderr[-3000:]
         # What is seen is the chief's.
         assert done.stdout.count("process") == 1 and "serves" not in done.stderr
 

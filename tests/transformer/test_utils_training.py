@@ -3,16 +3,15 @@
 import json
 import os
 import re
-import subprocess
-import sys
 
 import gin
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from helpers import processes
 from helpers.oracle import utils_runs as runs
 from helpers.oracle.utils_cases import Numbers
-from helpers.paths import FIXTURES, TESTS
+from helpers.paths import FIXTURES
 
 from mesh_tensorflow import optimize
 from mesh_tensorflow.transformer import dataset, utils
@@ -276,8 +275,7 @@ def test_main(tmp_path):
         f"{runs.CONFIG}\nrun.model_type = 'bitransformer'\nnum_layers = 1\nd_model = 16\n"
         "d_ff = 16\nd_kv = 8\nnum_heads = 2\ndropout_rate = 0.0\n"
     )
-    command = [
-        sys.executable,
+    processes.python(
         "-m",
         "mesh_tensorflow.transformer.main",
         "--tpu=",
@@ -285,16 +283,8 @@ def test_main(tmp_path):
         "--gin_file=my.gin",
         "--gin_param=utils.run.train_steps = 2",
         "--module_import=my_data",
-    ]
-    paths = os.pathsep.join([*sys.path, str(TESTS), str(tmp_path)])
-    done = subprocess.run(
-        command,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
     assert "utils.run.train_steps = 2" in (tmp_path / "model" / "command").read_text()
     assert tf.train.latest_checkpoint(str(tmp_path / "model")).endswith("model.ckpt-2")
     assert (

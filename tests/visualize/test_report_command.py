@@ -1,12 +1,8 @@
 """`python -m mesh_tensorflow.report`: the program that training would run, without training."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import tensorflow.compat.v1 as tf
-from helpers.paths import environment
+from helpers import processes
 
 from mesh_tensorflow import _units as units
 from mesh_tensorflow import report as command
@@ -52,14 +48,8 @@ def test_mistakes(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_command_in_a_process(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "mesh_tensorflow.report", *ARGUMENTS, "--no_explanation"],
-        cwd=tmp_path,
-        env={**environment(), "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
-        capture_output=True,
-        text=True,
-        timeout=300,
+    done = processes.python(
+        "-m", "mesh_tensorflow.report", *ARGUMENTS, "--no_explanation", cwd=tmp_path
     )
-    assert done.returncode == 0, done.stderr
     assert "report          report.html" in done.stdout
     assert "<h2>Communication</h2>" in (tmp_path / "report.html").read_text(encoding="utf-8")
