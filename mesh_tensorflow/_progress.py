@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Optional, TextIO
 
-from mesh_tensorflow._units import bytes_text
+from mesh_tensorflow._units import bytes_text, plural
 
 __all__ = ["Progress", "duration"]
 
@@ -179,8 +179,8 @@ class Progress:
             total = "" if self.total is None else f"/{bytes_text(self.total)}"
             return f"{bytes_text(self.done)}{total}"
         if self.total is None:
-            return _plural(self.done, self.unit)
-        return f"{self.done}/{_plural(self.total, self.unit)}"
+            return f"{self.done} {plural(self.unit, self.done)}"
+        return f"{self.done}/{self.total} {plural(self.unit, self.total)}"
 
     def _shown_values(self) -> list[str]:
         return [f"{name} {_shown(value)}" for name, value in self._values.items()]
@@ -215,14 +215,6 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _plural(n: int, unit: str) -> str:
-    if n == 1:
-        return f"{n} {unit}"
-    if unit.endswith("y"):
-        return f"{n} {unit[:-1]}ies"
-    return f"{n} {unit}es" if unit.endswith(("ch", "s", "x")) else f"{n} {unit}s"
-
-
 def _per_second(rate: float, unit: str) -> str:
     """Returns a rate; slow ones as the seconds of a step."""
     if unit == "byte":
@@ -230,7 +222,7 @@ def _per_second(rate: float, unit: str) -> str:
     if rate < 1:
         return f"{1 / rate:.3g} s/{unit}"
     number = f"{rate:.3g}" if rate < 1000 else f"{rate:.0f}"
-    return f"{number} {_plural(0, unit)[2:]}/s"
+    return f"{number} {plural(unit, 0)}/s"
 
 
 def _shown(value: Any) -> str:
