@@ -358,9 +358,9 @@ class Model:
                 return loss.mean() if loss.weight is None else (loss.value, loss.weight)
 
             inputs = features.unpacked(arguments)
-            found = accumulate_gradients(loss_fn, inputs, features.batch_dim, self.microbatches)
+            step = accumulate_gradients(loss_fn, inputs, features.batch_dim, self.microbatches)
             _check_variables(graph)
-            return {"loss": Output(found.loss)}, found.grads
+            return {"loss": Output(step.loss)}, step.grads
         outputs = self._outputs(features, mesh, arguments, True)
         _check_variables(graph)
         weights = [v.value for v in graph.trainable_variables]

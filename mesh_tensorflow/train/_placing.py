@@ -54,12 +54,15 @@ _found: list[Cluster] = []  # the one of this process, whose server lasts as lon
 
 
 class Cluster:
-    """The processes of a run, and the server of this one.
+    """The processes of a run, and the server of this one; they are the Servers of a profile.
 
     Attributes:
       processes: the Processes.
       per_process: the number of logical CPUs of each.
+      exchange: within `together`, tells all processes what each says.
     """
+
+    exchange: Exchange
 
     def __init__(self, found: Processes, per_process: int):
         """Starts the server of this process, and waits for those of the others.
@@ -80,6 +83,11 @@ class Cluster:
         """The numbers of the processors of this process."""
         return self.processes.local(self.per_process)
 
+    @property
+    def is_first(self) -> bool:
+        """Whether this process decides what all do."""
+        return self.processes.is_chief
+
     def session(self, graph: tf.Graph, options: Optional[tf.GraphOptions] = None) -> tf.Session:
         """Returns a session on the server of this process.
 
@@ -92,16 +100,20 @@ class Cluster:
             config.graph_options.CopyFrom(options)
         return tf.Session(self._server.target, graph=graph, config=config)
 
+    def run(self, session: tf.Session, fetches: Any) -> Any:
+        """Returns what a session fetches, without waiting forever for a lost process."""
+        return self.processes.run(session, fetches)
+
     @contextlib.contextmanager
-    def together(self) -> Iterator[Together]:
+    def together(self) -> Iterator[None]:
         """Context in which all processes do the same, and tell each other what they find.
 
         All enter such contexts in the same order. If one fails within, all do, with its reason.
         """
         self._talks += 1
         name = f"fit_talks_{self._talks}"
-        with self.processes.exchanging(self._server, name) as exchange:
-            yield Together(self, exchange)
+        with self.processes.exchanging(self._server, name) as self.exchange:
+            yield
 
     def next_container(self) -> str:
         """Returns the name of the place on the servers where the next run has its variables."""
@@ -120,37 +132,6 @@ class Cluster:
         # would never come.
         if getattr(sys, "last_type", None) is None:  # no error ended the program
             self.finish()
-
-
-@dataclasses.dataclass(frozen=True)
-class Together:
-    """Processes of a Cluster that do the same; they are the Servers of a profile.
-
-    Attributes:
-      cluster: the Cluster.
-      exchange: tells all of them what each says.
-    """
-
-    cluster: Cluster
-    exchange: Exchange
-
-    @property
-    def local(self) -> list[int]:
-        """The numbers of the processors of this process."""
-        return self.cluster.local
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this process decides what all do."""
-        return self.cluster.processes.is_chief
-
-    def session(self, graph: tf.Graph, options: Optional[tf.GraphOptions] = None) -> tf.Session:
-        """Returns a session; see Cluster."""
-        return self.cluster.session(graph, options)
-
-    def run(self, session: tf.Session, fetches: Any) -> Any:
-        """Returns what a session fetches, without waiting forever for a lost process."""
-        return self.cluster.processes.run(session, fetches)
 
 
 # What processes tell each other, by the names of variables.
@@ -352,14 +333,13 @@ class Placing:
             return 1
         return mtf.tensor_dim_to_mesh_dim_size(self.rules, self.shape, batch_dim)
 
-    def whole(self, batch_dim: mtf.Dimension) -> Placing:
-        """Returns the same mesh, with a layout that does not split the batch dimension.
+    def without(self, name: str) -> Placing:
+        """Returns the same mesh, with a layout that does not split a dimension.
 
         Args:
-          batch_dim: the dimension of the batch.
+          name: the name of the dimension.
         """
-        pairs = [pair for pair in self.rules.pairs if pair[0] != batch_dim.name]
-        return dataclasses.replace(self, rules=self.rules.of_pairs(pairs))
+        return dataclasses.replace(self, rules=self.rules.without(name))
 
     def part(self, batch_dim: mtf.Dimension) -> Part:
         """Returns the rows of each batch that this process reads: those of its processors.
@@ -540,13 +520,13 @@ def devices_of(
         check_devices(devices, shape)
         _check_exist(devices, what)
         return tuple(devices)
-    found = default_devices()
-    if len(found) >= shape.size:
-        return tuple(found[: shape.size])
-    if any("GPU" in device for device in found):
+    available = default_devices()
+    if len(available) >= shape.size:
+        return tuple(available[: shape.size])
+    if any("GPU" in device for device in available):
         raise ValueError(
             f"{what}: the mesh [{dims_text(shape)}] has {shape.size} processors, but there are "
-            f"{len(found)} GPUs. Name the devices, or make the mesh smaller"
+            f"{len(available)} GPUs. Name the devices, or make the mesh smaller"
         )
     if simd:  # the session has as many logical CPUs
         return tuple(f"/device:CPU:{i}" for i in range(shape.size))
@@ -606,13 +586,12 @@ class Choosing:
           engine_of: returns a new engine for a Setup, which calls a function before it runs what it
             has built.
         """
-        placing = setup.placing
-        together: Optional[Together] = None
+        placing, cluster = setup.placing, setup.placing.cluster
 
         def when_built() -> None:
-            if together is not None:
+            if cluster is not None:
                 # One that could not build it says so here; the others would wait for it in a step.
-                together.exchange(None)
+                cluster.exchange(None)
 
         @contextlib.contextmanager
         def run(tried: Placing) -> Iterator[Callable[[], Any]]:
@@ -624,11 +603,9 @@ class Choosing:
             finally:
                 engine.close()
 
-        with contextlib.ExitStack() as stack:
-            if placing.cluster is not None:
-                together = stack.enter_context(placing.cluster.together())
+        with contextlib.nullcontext() if cluster is None else cluster.together():
             graph = _graph_of(setup, batch)
-            place = Place(placing.shape, placing.devices, placing.simd, placing.pjrt, together)
+            place = Place(placing.shape, placing.devices, placing.simd, placing.pjrt, cluster)
             return self._chosen(place, placing, graph, run)
 
     def _chosen(

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._calls import arguments_of
-from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.errors import dims_text, explained
 from mesh_tensorflow._core.layout import LayoutLike
 from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -22,17 +22,17 @@ from mesh_tensorflow.ops import Precision
 from mesh_tensorflow.optimize import ExponentialMovingAverage
 from mesh_tensorflow.train._data import Features, source_of
 from mesh_tensorflow.train._engine import SessionEngine
-from mesh_tensorflow.train._fit import explained
-from mesh_tensorflow.train._loop import initial_of
+from mesh_tensorflow.train._fit import ELSEWHERE
 from mesh_tensorflow.train._model import Model, Output, call_model
 from mesh_tensorflow.train._placing import Given, Placing, Setup, placing_of
+from mesh_tensorflow.train._saving import initial_of
 
 __all__ = ["evaluate", "export", "predict"]
 
 Weights = Union[str, "os.PathLike[str]", Mapping[str, Any]]
 
 
-@explained()
+@explained(ELSEWHERE)
 def evaluate(
     model_fn: Callable[..., Any],
     data: Any,
@@ -100,7 +100,7 @@ def evaluate(
     return found if isinstance(found, dict) else found[0]
 
 
-@explained()
+@explained(ELSEWHERE)
 def predict(
     model_fn: Callable[..., Any],
     data: Any,
@@ -164,26 +164,26 @@ def predict(
     model = _Predictor(model_fn, None, average=average, precision=precision)
 
     def run(engine: SessionEngine, batches: Any) -> dict[str, np.ndarray]:
-        found = engine.predict(batches)
-        if not found:
+        pieces = engine.predict(batches)
+        if not pieces:
             raise ValueError("predict: the data have no rows")
-        return {name: np.concatenate([piece[name] for piece in found]) for name in found[0]}
+        return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
 
     def share(named: dict[str, np.ndarray]) -> tuple[list[str], list[np.ndarray]]:
         # With the kind, which only the process that has built the model knows.
         return [model.kind[0], *named], list(named.values())
 
-    found = _use("predict", model, arguments, run, share)
-    if not isinstance(found, dict):  # in a process that the first one leads
-        (kind, *names), arrays = found
+    outputs = _use("predict", model, arguments, run, share)
+    if not isinstance(outputs, dict):  # in a process that the first one leads
+        (kind, *names), arrays = outputs
         model.kind.append(kind)
-        found = dict(zip(names, arrays))
+        outputs = dict(zip(names, arrays))
     if model.kind[0] == "dict":
-        return found
-    return tuple(found.values()) if model.kind[0] == "tuple" else found["output"]
+        return outputs
+    return tuple(outputs.values()) if model.kind[0] == "tuple" else outputs["output"]
 
 
-@explained()
+@explained(ELSEWHERE)
 def export(
     model_fn: Callable[..., Any],
     data: Any,
