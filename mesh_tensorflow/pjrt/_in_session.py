@@ -565,7 +565,7 @@ def _description(
     """Returns what a program is, as other processes are told."""
 
     def axes(layout: Optional[TensorLayout]) -> Layout:
-        return None if layout is None else layout.plain()
+        return [] if layout is None else layout.plain()
 
     read = {name: x.op.name for name, x in part.variables.items()}
     variables = {

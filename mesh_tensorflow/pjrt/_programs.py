@@ -65,7 +65,8 @@ from mesh_tensorflow.pjrt._function import CompiledProgram
 from mesh_tensorflow.pjrt._store import own_specs, parts_to_write, read_array
 from mesh_tensorflow.pjrt._trace import Trace, imported
 
-Layout = Optional[Sequence[Union[int, Sequence[int], None]]]
+# A TensorLayout as JSON can say it; empty if each device has all of a value.
+Layout = Sequence[Union[int, Sequence[int], None]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +77,7 @@ class VariableOfProgram:
       placeholder: the name of its value in the program; None if the program does not read it.
       sizes: its shape.
       dtype_name: the name of its dtype.
-      axes: the mesh axis that splits each of its dimensions, several of them, or None.
+      axes: its layout.
     """
 
     placeholder: Optional[str]
@@ -89,11 +90,6 @@ class VariableOfProgram:
         """Its dtype."""
         return tf.as_dtype(self.dtype_name)
 
-    @property
-    def layout(self) -> TensorLayout:
-        """Its layout."""
-        return TensorLayout(self.axes or [])
-
 
 @dataclasses.dataclass(frozen=True)
 class Description:
@@ -103,10 +99,10 @@ class Description:
       mesh: pairs of the name and the size of each mesh dimension.
       devices: the numbers of its devices; None for the first of all.
       arguments: the names of its arguments.
-      layouts: the layout of each of them, or None.
+      layouts: the layout of each of them.
       variables: its variables, by name.
       fetches: the names of its results, and then of new values of variables.
-      result_layouts: the layout of each result, or None.
+      result_layouts: the layout of each result.
       assigned: the names of the variables with new values.
       is_checked: whether it has checks for NaNs, for which TensorFlow runs it, and not XLA.
     """
@@ -145,7 +141,7 @@ class _CompiledProgram:
         shape = Shape([Dimension(*d) for d in description.mesh])
         self._mesh: AnyMesh = device_mesh(shape, _devices(description.devices))
         self.variables = {
-            name: described(self._mesh, v.sizes, v.dtype, v.layout)
+            name: described(self._mesh, v.sizes, v.dtype, TensorLayout(v.axes))
             for name, v in description.variables.items()
         }
         self._compiled: dict[Any, CompiledProgram] = {}
@@ -189,21 +185,17 @@ class _CompiledProgram:
             for name, v in told.variables.items()
             if v.placeholder is not None or name in told.assigned
         }
-
-        def layout_of(axes: Layout) -> Optional[TensorLayout]:
-            return None if axes is None else TensorLayout(axes)
-
         # In several processes, each device has all of a result, so that any can read it.
         several = process_count() > 1
         return Trace(
             imported(self._graph_def, [*told.arguments, *own.values()], told.fetches),
             [
-                described(self._mesh, a.shape, tf.as_dtype(a.dtype), layout_of(axes))
+                described(self._mesh, a.shape, tf.as_dtype(a.dtype), TensorLayout(axes))
                 for a, axes in zip(arrays, told.layouts)
             ],
             [],
             [
-                sharding(self._mesh, None if several else layout_of(axes))
+                sharding(self._mesh, None if several else TensorLayout(axes))
                 for axes in told.result_layouts
             ],
             {name: self.variables[name] for name in own},
@@ -559,11 +551,6 @@ _alone = Programs()
 _current: contextvars.ContextVar[Programs] = contextvars.ContextVar("programs", default=_alone)
 
 
-def programs_alone() -> Programs:
-    """Returns those of this process alone, as `current_programs` does outside of `main`."""
-    return _alone
-
-
 def current_programs() -> Programs:
     """Returns the programs to which a new one is added."""
     return _current.get()
@@ -625,7 +612,7 @@ def run_in_chief(main: Callable[[], Any], share: Optional[Callable[[Any], Shared
         return main()
     if driving():
         # The programs of `main` are in a context variable, which other threads do not see.
-        if current_programs() is programs_alone():
+        if current_programs() is _alone:
             raise RuntimeError(
                 "run_in_chief: another thread of this process tells the other processes what to "
                 "do, and they do one thing at a time. Call it in the thread that called `main`, "

@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
-from jax.sharding import NamedSharding
 
 from mesh_tensorflow._core.layout import slice_coordinates
 from mesh_tensorflow._mesh.random_values import initial_value, program_seed
@@ -530,12 +529,6 @@ class ArrayStore(VariableStore):
             self._checkpoint = path
             self._names_there = {name for name, _ in tf.train.list_variables(path)}
 
-    def _put(self, name: str, value: np.ndarray, wanted: NamedSharding) -> None:
-        with all_dtypes():
-            self._arrays[name] = jax.make_array_from_callback(
-                value.shape, wanted, lambda index: value[index]
-            )
-
     def update(self, names: Sequence[str], arrays: Sequence[jax.Array]) -> None:
         """Sets variables to what a step returned.
 
@@ -565,8 +558,8 @@ class ArrayStore(VariableStore):
           value: an array of the shape of the variable; see VariableStore.
         """
         whole = fitting(name, self._form(name), value)
-        with self.lock:
-            self._put(name, whole.numpy(), self._arrays[name].sharding)
+        with self.lock, all_dtypes():
+            self._arrays[name] = placed(whole.numpy(), self._arrays[name].sharding)
 
     def _assign_part(self, name: str, index: tuple[slice, ...], value: np.ndarray) -> None:
         with self.lock, all_dtypes():
