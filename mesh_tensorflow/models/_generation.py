@@ -376,18 +376,40 @@ class Generator:
         self,
         model: Unitransformer,
         place: Place,
-        variable_dtype: mtf.VariableDType,
+        dtype: str,
         compiled: Callable[[Callable[..., Any]], Callable[..., Any]],
     ) -> None:
         self._model = model
         self._place = place
-        self._variable_dtype = variable_dtype
+        # Calls train nothing, so that no variable needs a master of more digits.
+        self._variable_dtype = mtf.VariableDType(*[tf.as_dtype(dtype)] * 3)
+        self._logits = compiled(self._lowered_logits)
         self._sampled = compiled(self._lowered_samples)
         self._searched = compiled(self._lowered_search)
         self._scored = compiled(self._lowered_log_probs)
         # Traced programs know their listener by a number, which is an input.
         self._listeners: dict[int, Listener] = {}
         self._numbers = itertools.count()
+
+    def logits(self, rows: np.ndarray) -> tf.Tensor:
+        """Returns the logits of the next id at each position.
+
+        Args:
+          rows: ids, [batch, length].
+        """
+        # The rows that only fill the batch up are left out again.
+        return self._logits(tf.constant(self._place.filled_up(rows)))[: len(rows)]
+
+    def _lowered_logits(self, ids: tf.Tensor) -> tf.Tensor:
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        logits = self._logits_of(imported(mesh, ids, "batch", "length"))
+        return self._place.lower(mesh, ids.shape[0]).export_to_tf_tensor(logits)
+
+    def _logits_of(self, ids: mtf.Tensor) -> mtf.Tensor:
+        logits, _ = self._model.call_simple(
+            ids, None, compute_loss=False, mode="infer", variable_dtype=self._variable_dtype
+        )
+        return logits
 
     def sample(
         self,
@@ -580,13 +602,7 @@ class Generator:
 
     def _lowered_log_probs(self, fed: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
         mesh = mtf.Mesh(mtf.Graph(), "mesh")
-        logits, _ = self._model.call_simple(
-            imported(mesh, fed, "batch", "length"),
-            None,
-            compute_loss=False,
-            mode="infer",
-            variable_dtype=self._variable_dtype,
-        )
+        logits = self._logits_of(imported(mesh, fed, "batch", "length"))
         losses = layers.softmax_cross_entropy_with_logits(
             # A softmax over a large vocabulary adds more numbers than bfloat16 can.
             mtf.to_float(logits),
