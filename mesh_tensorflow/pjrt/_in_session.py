@@ -501,7 +501,6 @@ class _Building(Building):
     def slice_of(self, variable: Variable, mesh_impl: GspmdMeshImpl) -> SessionVariable:
         """Returns what stands for the slice of a variable."""
         impl = getattr(mesh_impl, "requested", mesh_impl)
-        self.has_impl(impl)
         with self.outside.as_default():
             # The placeholder is one of the session's graph, which the function captures: `cut`
             # finds it so.
