@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import io
 import logging
 import os
 import sys
@@ -50,6 +51,7 @@ class Progress:
         stream: Optional[TextIO] = None,
         start: int = 0,
         leave: bool = True,
+        show: bool = True,
     ):
         """Creates a progress line; the clock starts at `with`, or at the first update.
 
@@ -60,13 +62,14 @@ class Progress:
           stream: where to write; None is the standard error stream.
           start: the number of steps that had been done before, by an earlier run.
           leave: whether to write the last line.
+          show: False to write nothing.
         """
         self.total, self.label, self.unit = total, label, unit
         self.done = self._start = start
         self._leave = leave
         # Within another Progress, `sys.stderr` clears the live line before it writes, and so would
         # undo each drawing.
-        self._stream = _itself(sys.stderr if stream is None else stream)
+        self._stream = _itself(sys.stderr if stream is None else stream) if show else io.StringIO()
         self._live = _is_terminal(self._stream)
         self._values: dict[str, Any] = {}
         self._began: Optional[float] = None

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import io
 import itertools
 import os
 import statistics
@@ -175,7 +174,7 @@ def seconds_in_turns(
 
 def _progress(total: int, label: str) -> Progress:
     """Returns a progress line of what is measured, which is not shown if it has no label."""
-    return Progress(total, label, "part", stream=None if label else io.StringIO())
+    return Progress(total, label, "part", show=bool(label))
 
 
 def _seconds_of(make: Callable[[], tf.Tensor], processors: int, runs: int) -> float:

@@ -28,6 +28,7 @@ from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._mesh.variables.store import VariableStore
 from mesh_tensorflow._pjrt import pjrt
+from mesh_tensorflow._progress import Progress
 from mesh_tensorflow.auto_mtf.hardware import Hardware
 from mesh_tensorflow.auto_mtf.measured import Auto
 from mesh_tensorflow.checkpoint import CheckpointError, Resize, fault_of
@@ -603,7 +604,7 @@ def _run(loop: Loop, resume: Resume, initial: Optional[Initial]) -> Result:
         )
     # Without a last line: small models are read before there is a first. Its clock starts with the
     # first part, as the program, which is built before that, says nothing of their rate.
-    progress = loop.progress(None, "read weights", unit="part", leave=False)
+    progress = Progress(None, "read weights", unit="part", leave=False, show=loop.show)
     if last is not None:
         initial = None  # a run that goes on has weights of its own
     elif initial is not None:

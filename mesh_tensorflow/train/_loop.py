@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
 import math
 import sys
 import time
@@ -202,10 +201,6 @@ class Loop:
         if self.show:
             print(text, file=sys.stderr, flush=True)
 
-    def progress(self, total: Optional[int], label: str, **options: Any) -> Progress:
-        """Returns a Progress, which writes nothing if the run is silent."""
-        return Progress(total, label, stream=None if self.show else io.StringIO(), **options)
-
     def call(self, event: str, *args: Any) -> None:
         """Calls a method of all callbacks."""
         for callback in self.callbacks:
@@ -238,7 +233,7 @@ class Loop:
                 # A callback may stop the run as it begins.
                 asked = self._asked_to_stop(signals)
                 if run.step < run.steps and not asked:
-                    with self.progress(run.steps, "train", start=run.step) as progress:
+                    with Progress(run.steps, "train", start=run.step, show=self.show) as progress:
                         asked = self._steps(batches, signals, progress)
                 # Saved before the evaluation, so that nothing is lost if that fails.
                 self._save()
@@ -364,7 +359,7 @@ class Loop:
             self._save(values)
 
     def _evaluation(self, batches: Iterator[Batch], signals: StopSignals) -> dict[str, float]:
-        with self.progress(None, "evaluate", unit="batch", leave=False) as progress:
+        with Progress(None, "evaluate", unit="batch", leave=False, show=self.show) as progress:
 
             def counted() -> Iterator[Batch]:
                 for batch in batches:
