@@ -230,18 +230,10 @@ class LanguageModel(Pretrained):
             # Computed again: what ids were drawn from had a temperature, or was cut.
             wholes = [[*row, *ids] for row, of in zip(rows, found) for ids, _ in of]
             log_probs = iter(self._generator.log_probs(wholes))
-            results = [
-                [
-                    Generated(
-                        ids,
-                        x if isinstance(x, str) else None,
-                        next(log_probs)[len(row) - 1 :],
-                        score,
-                    )
-                    for x, (ids, score) in zip(*of_prompt)
-                ]
-                for row, *of_prompt in zip(rows, results, found)
-            ]
+            for row, of, made in zip(rows, found, results):
+                for i, (ids, score) in enumerate(of):
+                    text = made[i] if isinstance(made[i], str) else None
+                    made[i] = Generated(ids, text, next(log_probs)[len(row) - 1 :], score)
         return results if n > 1 else [of[0] for of in results]
 
     @explained(_NAMES_OF_GENERATE, names_taken(generate))
