@@ -68,7 +68,7 @@ class Progress:
         self.done = self._start = start
         self._leave = leave
         # Within another Progress, `sys.stderr` clears the live line before it writes, and so would
-        # undo each drawing.
+        # undo each drawing. What a silent one writes, nobody reads.
         self._stream = _itself(sys.stderr if stream is None else stream) if show else io.StringIO()
         self._live = _is_terminal(self._stream)
         self._values: dict[str, Any] = {}
