@@ -40,9 +40,6 @@ def safetensors_numpy() -> Any:
 def read_any_json(file: str) -> Any:
     """Reads a JSON file.
 
-    Args:
-      file: its path.
-
     Raises:
       ValueError: it is damaged.
     """
@@ -55,9 +52,6 @@ def read_any_json(file: str) -> Any:
 
 def read_json(file: str) -> dict[str, Any]:
     """Reads a JSON file that holds an object.
-
-    Args:
-      file: its path.
 
     Raises:
       ValueError: it is damaged, or holds something else.
@@ -184,9 +178,6 @@ class Folder:
     def mapped(self, name: str) -> np.ndarray:
         """Returns a tensor where its file has it; what of it is used is read then.
 
-        Args:
-          name: its name.
-
         Returns:
           An array that cannot be written to. The file is mapped into memory while it is there.
 
@@ -204,18 +195,11 @@ class Folder:
         return iter(self._headers)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Returns the sizes of a tensor, without reading it.
-
-        Args:
-          name: its name.
-        """
+        """Returns the sizes of a tensor, without reading it."""
         return self._headers[name].shape
 
     def dtype(self, name: str) -> np.dtype:
         """Returns the dtype of a tensor, without reading it.
-
-        Args:
-          name: its name.
 
         Raises:
           ValueError: weights have no such dtype.
@@ -228,11 +212,7 @@ class Folder:
         return tf.as_dtype(_DTYPES[dtype]).as_numpy_dtype
 
     def file_of(self, name: str) -> str:
-        """Returns the path of the file that a tensor is in.
-
-        Args:
-          name: its name.
-        """
+        """Returns the path of the file that a tensor is in."""
         return self._headers[name].file
 
 
@@ -265,11 +245,7 @@ def _opened(file: str) -> Iterator[Any]:
 
 
 def has_model(directory: str) -> Optional[str]:
-    """Returns the file by which a directory holds a model, in one file or several; or None.
-
-    Args:
-      directory: a string.
-    """
+    """Returns the file by which a directory holds a model, in one file or several; or None."""
     paths = (os.path.join(directory, name) for name in (_SINGLE, _INDEX, *_OF_PYTORCH))
     return next((path for path in paths if os.path.exists(path)), None)
 

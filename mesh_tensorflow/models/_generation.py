@@ -241,13 +241,7 @@ class Listener:
         self._lock = threading.Lock()
 
     def hear(self, rows: np.ndarray, ids: np.ndarray, step: int) -> np.ndarray:
-        """Returns which rows end with this step.
-
-        Args:
-          rows: the numbers of rows.
-          ids: the ids that these got.
-          step: the number of the step.
-        """
+        """Returns which rows end with this step."""
         with self._lock:
             return np.array([self._of_row(row, id_, step) for row, id_ in zip(rows, ids)], bool)
 
@@ -262,11 +256,7 @@ class Listener:
         return np.array(found, bool)
 
     def cut(self, ids: list[int]) -> list[int]:
-        """Returns a continuation up to the id with which it ends.
-
-        Args:
-          ids: a list of ids.
-        """
+        """Returns a continuation up to the id with which it ends."""
         lengths = (n for n in range(1, len(ids)) if self._ends(ids[:n]))
         return ids[: next(lengths, len(ids))]
 

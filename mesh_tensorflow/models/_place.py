@@ -69,12 +69,7 @@ class SessionStore:
         self._values = values
 
     def assign(self, name: str, value: np.ndarray) -> None:
-        """Assigns the whole value of a variable.
-
-        Args:
-          name: its name.
-          value: an array of its shape.
-        """
+        """Assigns the whole value of a variable."""
         assert self._session is not None
         with self._lock:
             self._assignments.run(self._session, self._variables, {name: value})
@@ -278,11 +273,7 @@ class Place:
         return self.without("batch") if rows == 1 and has_own else self
 
     def without(self, name: str) -> Place:
-        """Returns the same place with a layout that does not split a dimension.
-
-        Args:
-          name: the name of the dimension.
-        """
+        """Returns the same place with a layout that does not split a dimension."""
         rules = self.mesh_impl.layout_rules
         if all(d != name for d, _ in rules.pairs):
             return self

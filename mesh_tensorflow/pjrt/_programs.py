@@ -123,11 +123,7 @@ class Description:
 
     @staticmethod
     def of_plain(values: dict[str, Any]) -> Description:
-        """Returns the Description that `plain` returned the values of.
-
-        Args:
-          values: the values.
-        """
+        """Returns the Description that `plain` returned the values of."""
         variables = {n: VariableOfProgram(**v) for n, v in values["variables"].items()}
         return Description(**{**values, "variables": variables})
 
@@ -413,51 +409,27 @@ class Programs:
         return number
 
     def device_kind(self, mesh_shape: Shape) -> str:
-        """Returns what the devices of a mesh are called by their maker; "" for CPUs.
-
-        Args:
-          mesh_shape: a Shape.
-        """
+        """Returns what the devices of a mesh are called by their maker; "" for CPUs."""
         # In all processes: JAX makes its devices when it is asked first, and waits there for what
         # the other processes have.
         (kind, _), _ = self._do(Message("kind", [[(d.name, d.size) for d in mesh_shape]]))
         return kind
 
     def forget(self, number: int) -> None:
-        """Removes a program before the next call; may be called at any time, in any thread.
-
-        Args:
-          number: its number.
-        """
+        """Removes a program before the next call; may be called at any time, in any thread."""
         self._unused.append(number)
 
     def run(self, number: int, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Does a step of a program; returns its results.
-
-        Args:
-          number: its number.
-          arrays: its arguments.
-        """
+        """Does a step of a program; returns its results."""
         (_, results), _ = self._do(Message("run", [number], arrays))
         return [np.asarray(y) for y in results]
 
     def assign(self, number: int, name: str, value: np.ndarray) -> None:
-        """Sets a variable.
-
-        Args:
-          number: the number of its program.
-          name: its name.
-          value: its whole value.
-        """
+        """Sets a variable."""
         self._do(Message("assign", [number, name], [value]))
 
     def value(self, number: int, name: str) -> np.ndarray:
-        """Returns the whole value of a variable.
-
-        Args:
-          number: the number of its program.
-          name: its name.
-        """
+        """Returns the whole value of a variable."""
         with self._lock:
             # The lock is held until all parts are here: a step of another thread would take the
             # array's memory.
@@ -538,12 +510,7 @@ class Programs:
         return [own, *(answer.values for answer in answers)]
 
     def array(self, number: int, name: str) -> Any:
-        """Returns a variable as an array of JAX, or None if it has no value yet.
-
-        Args:
-          number: the number of its program.
-          name: its name.
-        """
+        """Returns a variable as an array of JAX, or None if it has no value yet."""
         return self._executor.programs[number].arrays.get(name)
 
 
@@ -557,20 +524,12 @@ def current_programs() -> Programs:
 
 
 def device_kind_of(mesh_shape: Shape) -> str:
-    """Returns what the devices of a mesh are called by their maker; "" for CPUs.
-
-    Args:
-      mesh_shape: a Shape.
-    """
+    """Returns what the devices of a mesh are called by their maker; "" for CPUs."""
     return current_programs().device_kind(mesh_shape)
 
 
 def programs_over(peers: PeerProcesses) -> contextlib.AbstractContextManager[None]:
-    """Context in which new programs run in all processes.
-
-    Args:
-      peers: the other processes.
-    """
+    """Context in which new programs run in all processes."""
     # A new set, as other processes do not know the programs that were made before `main`.
     return within(_current, Programs(peers))
 
@@ -843,12 +802,7 @@ _LENGTH = 8  # bytes of the length of a header
 
 
 def send(connection: socket.socket, message: Message) -> None:
-    """Sends a message.
-
-    Args:
-      connection: a connected socket.
-      message: the message.
-    """
+    """Sends a message."""
     arrays = [np.asarray(a) for a in message.arrays]
     described = [[a.dtype.name, list(a.shape)] for a in arrays]
     header = json.dumps([message.call, message.values, described]).encode()
@@ -861,9 +815,6 @@ def send(connection: socket.socket, message: Message) -> None:
 
 def receive(connection: socket.socket) -> Message:
     """Returns the next message.
-
-    Args:
-      connection: a connected socket.
 
     Raises:
       EOFError: the other process closed the connection.
@@ -896,11 +847,7 @@ _KEEP_ALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 
 
 def connected(connection: socket.socket) -> socket.socket:
-    """Returns a connection, with the settings of those between processes.
-
-    Args:
-      connection: a connected socket.
-    """
+    """Returns a connection, with the settings of those between processes."""
     # The limit was for the start; a step may take as long as it needs.
     connection.settimeout(None)
     # A message is written in parts, of which a small one would otherwise wait until the one before

@@ -155,11 +155,7 @@ def _operations(x: tf.Tensor) -> Iterator[tf.Operation]:
 
 
 def part_function(variable: Variable) -> Callable[[tuple[slice, ...]], np.ndarray]:
-    """Returns a function that returns a part of a variable's initial value, of its slice dtype.
-
-    Args:
-      variable: a Variable.
-    """
+    """Returns a function that returns a part of a variable's initial value, of its slice dtype."""
     sizes, seed = variable.shape.to_integer_list, program_seed()
 
     def first() -> tf.Tensor:
@@ -252,11 +248,7 @@ def parts_to_write(array: jax.Array, name: str, dtype: tf.DType) -> list[Shard]:
 
 
 def own_specs(variable: jax.ShapeDtypeStruct) -> list[str]:
-    """Returns what `parts_to_write` would write of a variable, whether it has a value or not.
-
-    Args:
-      variable: its shape and sharding.
-    """
+    """Returns what `parts_to_write` would write of a variable, whether it has a value or not."""
     # The first device that has a part, whose copy is the one that JAX numbers with 0.
     first: dict[str, Any] = {}
     for device, index in variable.sharding.devices_indices_map(variable.shape).items():
@@ -332,12 +324,7 @@ def read_arrays(path: str, variables: _Restored) -> Iterator[tuple[str, jax.Arra
 
 
 def form_of(variable: Variable, mesh_impl: GspmdMeshImpl) -> Form:
-    """Returns the form in which a program has a variable.
-
-    Args:
-      variable: the Variable.
-      mesh_impl: the mesh implementation of the program.
-    """
+    """Returns the form in which a program has a variable."""
     # Of processors with copies of a part, the first one owns it.
     first: dict[tuple[int, ...], int] = {}
     layout = mesh_impl.even_layout(variable.stored_shape)

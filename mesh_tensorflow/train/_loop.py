@@ -72,11 +72,7 @@ class Result:
 
 
 def packed(result: Result) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """Returns a Result as values that JSON can say, and arrays, for another process.
-
-    Args:
-      result: the Result.
-    """
+    """Returns a Result as values that JSON can say, and arrays, for another process."""
     values = {f.name: getattr(result, f.name) for f in dataclasses.fields(result)}
     for name in ("history", "evaluations"):
         # JSON has none of NumPy's numbers, which a metric may be.
@@ -86,12 +82,7 @@ def packed(result: Result) -> tuple[dict[str, Any], list[np.ndarray]]:
 
 
 def unpacked(values: dict[str, Any], arrays: Sequence[np.ndarray]) -> Result:
-    """Returns the Result that `packed` was given.
-
-    Args:
-      values: the values.
-      arrays: the arrays.
-    """
+    """Returns the Result that `packed` was given."""
     for record in [*values["history"], *values["evaluations"]]:
         # `packed` made floats of all numbers, of steps too.
         record["step"] = int(record["step"])

@@ -322,11 +322,7 @@ class Model:
         return LoweredModel(graph, lowering, afters, averages, own), {**gives, "step": after}
 
     def averages_of(self, graph: mtf.Graph) -> dict[str, str]:
-        """Returns the names of the averages of weights, by the names of the weights.
-
-        Args:
-          graph: the program of the model.
-        """
+        """Returns the names of the averages of weights, by the names of the weights."""
         if self.average is None:
             return {}
         average = _average_of(self.average)

@@ -65,12 +65,7 @@ class Cluster:
     exchange: Exchange
 
     def __init__(self, found: Processes, per_process: int):
-        """Starts the server of this process, and waits for those of the others.
-
-        Args:
-          found: the Processes.
-          per_process: the number of logical CPUs of each.
-        """
+        """Starts the server of this process, and waits for those of the others."""
         self.processes, self.per_process = found, per_process
         self._server = found.start_server(per_process)
         self._runs = self._talks = 0
@@ -142,11 +137,7 @@ class Agreement:
     """What all know of each other: the step at which they stop and why, and that all is saved."""
 
     def __init__(self, cluster: Cluster):
-        """Adds its variables to the default tf graph.
-
-        Args:
-          cluster: the processes.
-        """
+        """Adds its variables to the default tf graph."""
         self._cluster = cluster
         chief = f"/job:{cluster.processes.job}/replica:0/task:0/device:CPU:0"
         with tf.device(chief):
@@ -177,12 +168,7 @@ class Agreement:
                 session.run(self._sets[name], {self._fed: value})
 
     def settle(self, session: tf.Session, step: int) -> None:
-        """Waits until the chief has come here too, and so has saved.
-
-        Args:
-          session: the session of this process.
-          step: the number of steps that are done.
-        """
+        """Waits until the chief has come here too, and so has saved."""
         if self._cluster.processes.is_chief:
             session.run(self._sets[_SAVED], {self._fed: step})
         # By `run`, which ends with an error if a process is lost, while this would wait forever.
@@ -311,11 +297,7 @@ class Placing:
         return program(*inputs)
 
     def session(self, graph: tf.Graph) -> tf.Session:
-        """Returns a session that has the devices.
-
-        Args:
-          graph: its tf graph.
-        """
+        """Returns a session that has the devices."""
         if self.cluster is not None:
             return self.cluster.session(graph)
         # Two processors of a SIMD program that soft placement put on one device would wait for each
@@ -334,19 +316,11 @@ class Placing:
         return mtf.tensor_dim_to_mesh_dim_size(self.rules, self.shape, batch_dim)
 
     def without(self, name: str) -> Placing:
-        """Returns the same mesh, with a layout that does not split a dimension.
-
-        Args:
-          name: the name of the dimension.
-        """
+        """Returns the same mesh, with a layout that does not split a dimension."""
         return dataclasses.replace(self, rules=self.rules.without(name))
 
     def part(self, batch_dim: mtf.Dimension) -> Part:
-        """Returns the rows of each batch that this process reads: those of its processors.
-
-        Args:
-          batch_dim: the dimension of the batch.
-        """
+        """Returns the rows of each batch that this process reads: those of its processors."""
         # Where the batch is not split, each processor has all of it, and each process reads all.
         axis = self.rules.mesh_axis(batch_dim, self.shape)
         if self.cluster is None or axis is None:
@@ -410,9 +384,6 @@ class Given:
 
 def placing_of(given: Given) -> Placing:
     """Returns the Placing that the arguments of `fit` describe.
-
-    Args:
-      given: these arguments.
 
     Raises:
       ValueError: there are too few devices, some are not there, or `mesh_impl` is given besides the

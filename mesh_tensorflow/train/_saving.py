@@ -64,12 +64,7 @@ def not_a_number(what: str, last: Optional[str]) -> NotANumberError:
 
 
 def weights_not_numbers(step: int, wrong: Sequence[str]) -> str:
-    """Returns what is wrong after a step that makes such weights, though its loss was a number.
-
-    Args:
-      step: the number of the step.
-      wrong: the names of the weights.
-    """
+    """Returns what is wrong after a step that makes such weights, though its loss was a number."""
     return (
         f"after step {step}, whose loss was a finite number, {', '.join(wrong[:_NAMED])}"
         f"{', ...' if wrong[_NAMED:] else ''} are not numbers, or infinite"
@@ -106,11 +101,7 @@ class Initial(NamedTuple):
     say: Optional[Callable[[str], None]] = None
 
     def name_of(self, name: str) -> Optional[str]:
-        """Returns the name of a variable in the file; None if it is not taken from there.
-
-        Args:
-          name: its name in the model.
-        """
+        """Returns the name of a variable in the file; None if it is not taken from there."""
         return self.names(name) if callable(self.names) else self.names.get(name, name)
 
     def load(
@@ -421,9 +412,6 @@ class Best:
     def is_beaten(self, values: Mapping[str, float]) -> bool:
         """Returns whether an evaluation is better than those of all checkpoints before.
 
-        Args:
-          values: the means of the evaluation.
-
         Raises:
           ValueError: they lack the metric.
         """
@@ -589,11 +577,7 @@ class Checkpoints:
         return self.last
 
     def record_best(self, values: Mapping[str, float]) -> None:
-        """Notes the last checkpoint as the best.
-
-        Args:
-          values: the means of its evaluation.
-        """
+        """Notes the last checkpoint as the best."""
         assert self.best is not None and self.last is not None and self.step is not None
         self.best.record(self.last, self.step, values)
         checkpoint_files.record(self.last, self._keep, self.last)

@@ -227,11 +227,7 @@ def _row(variable: Variable, stored: Shape, kind: str, impl: MeshImpl) -> Variab
 
 
 def variable_rows(subject: Subject) -> list[VariableRow]:
-    """Returns a row for each variable, weights first, in order of creation.
-
-    Args:
-      subject: a Subject.
-    """
+    """Returns a row for each variable, weights first, in order of creation."""
     # Of stacked variables, those that they consist of.
     variables = [part for v in subject.graph.all_variables for part in v.parts]
     weights = {v.name: v.shape.to_integer_list for v in variables if v.trainable}
