@@ -35,12 +35,7 @@ _SVG = "http://www.w3.org/2000/svg"
 
 
 def color_of(number: int, count: int) -> str:
-    """Returns the color of one of several tiles, as "#rrggbb".
-
-    Args:
-      number: the number of the tile.
-      count: the number of tiles.
-    """
+    """Returns the color of one of several tiles, as "#rrggbb"."""
     if count <= len(KIND_COLORS):
         return KIND_COLORS[number]
     # More hues are hard to tell apart; further tiles have them again in other shades.
@@ -193,12 +188,7 @@ class Picture:
         return f"{found}\n"
 
     def drawn(self, kind: str, paper: str = _PAPER) -> bytes:
-        """Returns the picture as "svg", "png" or "pdf", without what matplotlib cannot draw.
-
-        Args:
-          kind: the kind of file.
-          paper: the color of the background.
-        """
+        """Returns the picture as "svg", "png" or "pdf", without what matplotlib cannot draw."""
         import matplotlib
 
         data = io.BytesIO()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NoReturn, Optional
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, NoReturn, Optional
 
 import numpy as np
 
@@ -40,9 +40,6 @@ def safetensors_numpy() -> Any:
 def read_any_json(file: str) -> Any:
     """Reads a JSON file.
 
-    Args:
-      file: its path.
-
     Raises:
       ValueError: it is damaged.
     """
@@ -55,9 +52,6 @@ def read_any_json(file: str) -> Any:
 
 def read_json(file: str) -> dict[str, Any]:
     """Reads a JSON file that holds an object.
-
-    Args:
-      file: its path.
 
     Raises:
       ValueError: it is damaged, or holds something else.
@@ -106,6 +100,22 @@ def _shards(index: str) -> dict[str, list[str]]:
     return shards
 
 
+class _Header(NamedTuple):
+    """What a file says of a tensor.
+
+    Attributes:
+      file: its path.
+      shape: the sizes of the tensor.
+      dtype: its dtype, by the name in files.
+      begin: where it begins in the file.
+    """
+
+    file: str
+    shape: tuple[int, ...]
+    dtype: str
+    begin: int
+
+
 class Folder:
     """The tensors of a model, by Hugging Face's names; each is read when it is asked for.
 
@@ -131,9 +141,7 @@ class Folder:
         safetensors_numpy()
         self.path = path
         self.config: dict[str, Any] = {}
-        # By name: the file, the sizes, and the dtype as headers of files have it.
-        self._headers: dict[str, tuple[str, tuple[int, ...], str]] = {}
-        self._begins: dict[str, int] = {}  # where a tensor begins in its file
+        self._headers: dict[str, _Header] = {}
         index, single, config = (os.path.join(path, n) for n in (_INDEX, _SINGLE, _CONFIG))
         if os.path.isfile(path):
             self._add(path, None)
@@ -152,19 +160,15 @@ class Folder:
         """Adds tensors of a file, all of them if no names are given."""
         if not os.path.isfile(file):
             raise ValueError(f"{file}: there is no such file, but the model's index names it")
-        with _opened(file) as opened:
-            there = set(opened.keys())
-            wanted = sorted(there if names is None else names)
-            missing = [name for name in wanted if name not in there]
-            if not missing:
-                for name in wanted:
-                    header = opened.get_slice(name)
-                    self._headers[name] = file, tuple(header.get_shape()), header.get_dtype()
-                self._begins.update(_begins(file, wanted))
+        with _opened(file):  # checks that it is whole
+            there = _headers_of(file)
+        wanted = sorted(there if names is None else names)
+        missing = [name for name in wanted if name not in there]
         if missing:
             raise ValueError(
                 f"{file} has no {', '.join(missing)}, which the model's index has there"
             )
+        self._headers.update({name: there[name] for name in wanted})
 
     def __getitem__(self, name: str) -> np.ndarray:
         """Reads a tensor."""
@@ -173,9 +177,6 @@ class Folder:
 
     def mapped(self, name: str) -> np.ndarray:
         """Returns a tensor where its file has it; what of it is used is read then.
-
-        Args:
-          name: its name.
 
         Returns:
           An array that cannot be written to. The file is mapped into memory while it is there.
@@ -187,30 +188,23 @@ class Folder:
         if 0 in shape:
             return np.empty(shape, dtype)
         with _opened(file):  # checks that it is whole still
-            return np.memmap(file, dtype, "r", self._begins[name], shape).view(np.ndarray)
+            return np.memmap(file, dtype, "r", self._headers[name].begin, shape).view(np.ndarray)
 
     def __iter__(self) -> Iterator[str]:
         """Yields the names."""
         return iter(self._headers)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Returns the sizes of a tensor, without reading it.
-
-        Args:
-          name: its name.
-        """
-        return self._headers[name][1]
+        """Returns the sizes of a tensor, without reading it."""
+        return self._headers[name].shape
 
     def dtype(self, name: str) -> np.dtype:
         """Returns the dtype of a tensor, without reading it.
 
-        Args:
-          name: its name.
-
         Raises:
           ValueError: weights have no such dtype.
         """
-        file, _, dtype = self._headers[name]
+        file, dtype = self.file_of(name), self._headers[name].dtype
         if dtype not in _DTYPES:
             raise ValueError(
                 f"{file}: {name} is of dtype {dtype}, but weights are of {', '.join(_DTYPES)}"
@@ -218,20 +212,21 @@ class Folder:
         return tf.as_dtype(_DTYPES[dtype]).as_numpy_dtype
 
     def file_of(self, name: str) -> str:
-        """Returns the path of the file that a tensor is in.
-
-        Args:
-          name: its name.
-        """
-        return self._headers[name][0]
+        """Returns the path of the file that a tensor is in."""
+        return self._headers[name].file
 
 
-def _begins(file: str, names: Iterable[str]) -> dict[str, int]:
-    """Returns where tensors begin in a safetensors file that has been checked."""
+def _headers_of(file: str) -> dict[str, _Header]:
+    """Returns the headers of the tensors of a safetensors file that has been checked, by name."""
+    # The file: the length of the header in eight bytes, the header in JSON, the values.
     with open(file, "rb") as f:
         size = int.from_bytes(f.read(8), "little")
         header = json.loads(f.read(size))
-    return {name: 8 + size + header[name]["data_offsets"][0] for name in names}
+    header.pop("__metadata__", None)
+    return {
+        name: _Header(file, tuple(x["shape"]), x["dtype"], 8 + size + x["data_offsets"][0])
+        for name, x in header.items()
+    }
 
 
 @contextlib.contextmanager
@@ -250,11 +245,7 @@ def _opened(file: str) -> Iterator[Any]:
 
 
 def has_model(directory: str) -> Optional[str]:
-    """Returns the file by which a directory holds a model, in one file or several; or None.
-
-    Args:
-      directory: a string.
-    """
+    """Returns the file by which a directory holds a model, in one file or several; or None."""
     paths = (os.path.join(directory, name) for name in (_SINGLE, _INDEX, *_OF_PYTORCH))
     return next((path for path in paths if os.path.exists(path)), None)
 

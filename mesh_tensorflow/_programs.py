@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
 import contextlib
 import difflib
@@ -33,6 +34,7 @@ __all__ = [
     "define",
     "explained_errors",
     "mistakes_told",
+    "parser_of",
     "run_with_flags",
     "run_with_parser",
 ]
@@ -260,6 +262,24 @@ def _parsed(arguments: Sequence[str], program: str) -> Sequence[str]:
         )
     print(f"{program}: {mistake}\nIts flags are listed by --help", file=sys.stderr)
     sys.exit(2)
+
+
+def parser_of(
+    command: str, description: str, epilog: Optional[str] = None
+) -> argparse.ArgumentParser:
+    """Returns the parser of a command of the package, whose --help tells defaults.
+
+    Args:
+      command: the name of its module in the package.
+      description: what it does.
+      epilog: what comes after the flags, such as examples.
+    """
+    return argparse.ArgumentParser(
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        prog=f"python -m mesh_tensorflow.{command}",
+        description=description,
+        epilog=epilog,
+    )
 
 
 def run_with_parser(main: Callable[[], Any], program: str, eager: bool = False) -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import io
 import logging
 import os
 import sys
@@ -13,7 +14,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Optional, TextIO
 
-from mesh_tensorflow._units import bytes_text
+from mesh_tensorflow._units import bytes_text, plural
 
 __all__ = ["Progress", "duration"]
 
@@ -50,6 +51,7 @@ class Progress:
         stream: Optional[TextIO] = None,
         start: int = 0,
         leave: bool = True,
+        show: bool = True,
     ):
         """Creates a progress line; the clock starts at `with`, or at the first update.
 
@@ -60,13 +62,14 @@ class Progress:
           stream: where to write; None is the standard error stream.
           start: the number of steps that had been done before, by an earlier run.
           leave: whether to write the last line.
+          show: False to write nothing.
         """
         self.total, self.label, self.unit = total, label, unit
         self.done = self._start = start
         self._leave = leave
         # Within another Progress, `sys.stderr` clears the live line before it writes, and so would
-        # undo each drawing.
-        self._stream = _itself(sys.stderr if stream is None else stream)
+        # undo each drawing. What a silent one writes, nobody reads.
+        self._stream = _itself(sys.stderr if stream is None else stream) if show else io.StringIO()
         self._live = _is_terminal(self._stream)
         self._values: dict[str, Any] = {}
         self._began: Optional[float] = None
@@ -179,8 +182,8 @@ class Progress:
             total = "" if self.total is None else f"/{bytes_text(self.total)}"
             return f"{bytes_text(self.done)}{total}"
         if self.total is None:
-            return _plural(self.done, self.unit)
-        return f"{self.done}/{_plural(self.total, self.unit)}"
+            return f"{self.done} {plural(self.unit, self.done)}"
+        return f"{self.done}/{self.total} {plural(self.unit, self.total)}"
 
     def _shown_values(self) -> list[str]:
         return [f"{name} {_shown(value)}" for name, value in self._values.items()]
@@ -215,14 +218,6 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _plural(n: int, unit: str) -> str:
-    if n == 1:
-        return f"{n} {unit}"
-    if unit.endswith("y"):
-        return f"{n} {unit[:-1]}ies"
-    return f"{n} {unit}es" if unit.endswith(("ch", "s", "x")) else f"{n} {unit}s"
-
-
 def _per_second(rate: float, unit: str) -> str:
     """Returns a rate; slow ones as the seconds of a step."""
     if unit == "byte":
@@ -230,7 +225,7 @@ def _per_second(rate: float, unit: str) -> str:
     if rate < 1:
         return f"{1 / rate:.3g} s/{unit}"
     number = f"{rate:.3g}" if rate < 1000 else f"{rate:.0f}"
-    return f"{number} {_plural(0, unit)[2:]}/s"
+    return f"{number} {plural(unit, 0)}/s"
 
 
 def _shown(value: Any) -> str:

@@ -26,12 +26,7 @@ class StoppedBySignal(SystemExit):
     """Ends the program with an exit code and a message."""
 
     def __init__(self, code: int, text: str) -> None:
-        """Creates a StoppedBySignal.
-
-        Args:
-          code: the exit code.
-          text: the message.
-        """
+        """Creates a StoppedBySignal."""
         super().__init__(code)
         self.text = text
 
@@ -91,11 +86,7 @@ class StopSignals:
             self._noted(given)
 
     def note_of_other(self, number: int) -> None:
-        """Notes a signal that another process of this run received.
-
-        Args:
-          number: its number.
-        """
+        """Notes a signal that another process of this run received."""
         if self.received is None:
             self.received, self.is_of_other = signal.Signals(number), True
             if self._noted is not None:
@@ -118,9 +109,6 @@ class StopSignals:
     def error(self, text: str) -> BaseException:
         """Returns the exception that ends the program for the signal that was received.
 
-        Args:
-          text: its message.
-
         Returns:
           a KeyboardInterrupt for SIGINT; a SystemExit with the exit code 143 for SIGTERM.
         """
@@ -132,11 +120,7 @@ _active: list[StopSignals] = []  # contexts that the main thread is in
 
 
 def tell_of_other(number: int) -> None:
-    """Passes on a signal that another process of this run received; may be called in any thread.
-
-    Args:
-      number: its number.
-    """
+    """Passes on a signal that another process of this run received; may be called in any thread."""
     if _active:
         # Not sent to this process, which may have its own: the two would count as a second signal.
         _active[-1].note_of_other(number)

@@ -9,6 +9,7 @@ __all__ = [
     "count_text",
     "counted",
     "ms_text",
+    "plural",
     "shortened",
     "shortened_apart",
     "unit_of_bytes",
@@ -69,8 +70,25 @@ def count_text(count: float) -> str:
     return _three_figures(count)
 
 
+def plural(noun: str, count: int) -> str:
+    """Returns a noun, in the plural unless the number of what it names is one.
+
+    Args:
+      noun: the noun, in the singular.
+      count: the number.
+
+    >>> plural("batch", 1), plural("batch", 2), plural("entry", 2), plural("step", 0)
+    ('batch', 'batches', 'entries', 'steps')
+    """
+    if count == 1:
+        return noun
+    if noun.endswith("y"):
+        return f"{noun[:-1]}ies"
+    return f"{noun}es" if noun.endswith(("ch", "s", "x")) else f"{noun}s"
+
+
 def counted(count: int, noun: str) -> str:
-    """Returns a number and a noun, with an s unless it is one.
+    """Returns a number and a noun, in the plural unless the number is one.
 
     Args:
       count: the number.
@@ -79,7 +97,7 @@ def counted(count: int, noun: str) -> str:
     >>> counted(1, "collective"), counted(1200, "collective")
     ('1 collective', '1,200 collectives')
     """
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+    return f"{count:,} {plural(noun, count)}"
 
 
 def ms_text(seconds: float) -> str:

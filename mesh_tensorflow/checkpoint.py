@@ -339,8 +339,7 @@ def _init_from_names(path: str, variables: Mapping[str, Any], resize: bool) -> N
             variable.assign(_laid_over(variable.value(), value) if name in other else value)
         return
     # TensorFlow's function allows a variable only one part, and the shape of the file.
-    several = {n for n, v in variables.items() if len(v._gather_saveables_for_checkpoint()) > 1}
-    one = {name: v for name, v in variables.items() if name not in {*several, *other}}
+    one = {n: v for n, v in variables.items() if n not in other and not _is_in_parts(v)}
     if one:
         tf.train.init_from_checkpoint(readable(path), one)
     for name in [n for n in variables if n not in one]:
@@ -355,10 +354,20 @@ def _init_from_names(path: str, variables: Mapping[str, Any], resize: bool) -> N
             value = tf.ensure_shape(value, wanted[name].shape)
             if name in other:
                 value = _laid_over(variable.initial_value, value)
-        # As the initial value, the whole is cut to parts by the initializer of slices.
-        variable._initial_value = value
-        if name not in several:
-            variable._initializer_op = variable.assign(value, read_value=False)
+        _begin_with(variable, value)
+
+
+def _is_in_parts(variable: Any) -> bool:
+    """Returns whether several parts of a variable are saved, each by its process."""
+    return len(variable._gather_saveables_for_checkpoint()) > 1
+
+
+def _begin_with(variable: Any, value: tf.Tensor) -> None:
+    """Makes a variable of a graph be initialized with a value."""
+    # As the initial value, the whole is cut to parts by the initializer of slices.
+    variable._initial_value = value
+    if not _is_in_parts(variable):
+        variable._initializer_op = variable.assign(value, read_value=False)
 
 
 def _laid_over(below: Any, value: Any) -> tf.Tensor:
@@ -519,9 +528,7 @@ def _lay_over(variable: Any, value: np.ndarray) -> None:
         return
     read = tf.py_function(lambda: value, [], variable.dtype.base_dtype)
     whole = _laid_over(variable.initial_value, tf.ensure_shape(read, value.shape))
-    variable._initial_value = whole
-    if len(variable._gather_saveables_for_checkpoint()) == 1:
-        variable._initializer_op = variable.assign(whole, read_value=False)
+    _begin_with(variable, whole)
 
 
 def _counted(part: PartFunction, progress: Progress) -> PartFunction:

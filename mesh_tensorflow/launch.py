@@ -32,6 +32,8 @@ from typing import NamedTuple, Optional
 
 from mesh_tensorflow._processes.peers import POLL_SECONDS
 from mesh_tensorflow._processes.processes import Processes, processes, task_of, variables_for
+from mesh_tensorflow._programs import parser_of
+from mesh_tensorflow._units import plural
 
 __all__ = ["Processes", "main", "processes"]
 
@@ -257,7 +259,7 @@ def run(command: Sequence[str], options: Options) -> int:
         if losses == _LOSSES and count > least:
             # Halved, as sizes that a mesh divides by one number it mostly divides by half of it.
             count, losses = max(count // 2, least), 0
-        fewer = f"{count} process{'es' if count > 1 else ''} in place of {before}"
+        fewer = f"{count} {plural('process', count)} in place of {before}"
         which = f"all {count} again" if count == before else fewer
         _say(f"Starting {which}: restart {restart} of {options.restarts}.")
     if options.restarts:
@@ -286,11 +288,10 @@ def _check(given: argparse.Namespace, error: Callable[[str], object]) -> None:
 
 def _parsed(arguments: Optional[Sequence[str]]) -> tuple[list[str], Options]:
     """Returns the command of each process, and how they are run, as the command line says."""
-    parser = argparse.ArgumentParser(
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        prog="python -m mesh_tensorflow.launch",
-        description="Starts several processes of a script on this machine, which find each other "
-        "by\nmesh_tensorflow.launch.processes(). Ends all if one fails.",
+    parser = parser_of(
+        "launch",
+        "Starts several processes of a script on this machine, which find each other by\n"
+        "mesh_tensorflow.launch.processes(). Ends all if one fails.",
     )
     parser.add_argument("--processes", type=int, required=True, help="how many")
     parser.add_argument(

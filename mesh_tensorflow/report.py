@@ -22,7 +22,7 @@ from absl.testing import flagsaver
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import visualize
 from mesh_tensorflow._core.errors import is_set, strict
-from mesh_tensorflow._programs import run_with_parser
+from mesh_tensorflow._programs import parser_of, run_with_parser
 from mesh_tensorflow._watching import recorded_lowerings
 from mesh_tensorflow.auto_mtf.gin_models import bound
 from mesh_tensorflow.estimator import ModeKeys
@@ -103,14 +103,11 @@ def _parse_gin(options: argparse.Namespace) -> None:
 
 def _options(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     """Returns what the command line says."""
-    parser = argparse.ArgumentParser(
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        prog="python -m mesh_tensorflow.report",
-        description=(
-            "Builds the training step of a transformer as mesh_tensorflow.transformer.main would, "
-            "and writes a report of it to one HTML file. Nothing is trained, and no data is read."
-        ),
-        epilog=__doc__,
+    parser = parser_of(
+        "report",
+        "Builds the training step of a transformer as mesh_tensorflow.transformer.main would, and "
+        "writes a report of it to one HTML file. Nothing is trained, and no data is read.",
+        __doc__,
     )
     parser.add_argument(
         "--gin_file",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import difflib
+import functools
 import linecache
 import os
 import re
@@ -12,16 +13,18 @@ import sys
 import sysconfig
 import threading
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, Optional, TypeGuard
+from typing import TYPE_CHECKING, Any, Optional, TypeGuard, TypeVar, cast
 
-from mesh_tensorflow._calls import within
+from mesh_tensorflow._calls import names_taken, within
 
 if TYPE_CHECKING:
     from mesh_tensorflow._core.operation import Tensor
     from mesh_tensorflow._core.shape import Dimension
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 # -- where the user's program made an operation
@@ -279,6 +282,36 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns the end of a sentence: "; did you mean rows?" with the nearest name, or "."."""
     nearest = difflib.get_close_matches(name, sorted(known), n=1)
     return f"; did you mean {nearest[0]}?" if nearest else "."
+
+
+def explained(elsewhere: Mapping[str, str], further: Collection[str] = ()) -> Callable[[F], F]:
+    """Returns a decorator: unknown arguments are told what there is in their place.
+
+    Args:
+      elsewhere: names that others have, and what there is in their place.
+      further: names of arguments that the function takes as `**kwargs`.
+    """
+
+    def decorator(function: F) -> F:
+        known = names_taken(function).union(further)
+
+        @functools.wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            # Python's own error would name one of them, and not what there is in its place.
+            unknown = [name for name in kwargs if name not in known]
+            if unknown:
+                texts = [
+                    f"{name!r}: {elsewhere[name]}"
+                    if name in elsewhere
+                    else f"{name!r}{did_you_mean(name, known)}"
+                    for name in unknown
+                ]
+                raise TypeError(f"{function.__name__} has no argument {'; and none '.join(texts)}")
+            return function(*args, **kwargs)
+
+        return cast(F, called)
+
+    return decorator
 
 
 def first_names(names: Sequence[str], most: int = 6) -> str:

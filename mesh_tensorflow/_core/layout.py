@@ -237,6 +237,10 @@ class LayoutRules:
         """Returns rules of other pairs, in which the same tensor dimensions may be uneven."""
         return LayoutRules((t, m + UNEVEN if t in self.uneven else m) for t, m in pairs)
 
+    def without(self, name: str) -> LayoutRules:
+        """Returns the rules without those for a tensor dimension, which then is not split."""
+        return self.of_pairs((t, m) for t, m in self.pairs if t != name)
+
     def allowing_uneven(self) -> LayoutRules:
         """Returns the same rules, all of which allow sizes that the mesh does not divide."""
         return LayoutRules((t, m + UNEVEN) for t, m in self.pairs)

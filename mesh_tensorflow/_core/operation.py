@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import itertools
 import reprlib
 import sys
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -686,11 +685,11 @@ class Operation(metaclass=_LeavesNothingBehind):
         Raises:
           ValueError: they would be given to a class of a user's that does not say it takes them.
         """
-        if self.takes_stages or "lower" not in self._own_names():
-            return
         for x in inputs:
             stages = x.graph.stages
-            if stages is not None and any(d in x.shape for d in stages.dims):
+            if stages is None or not any(d in x.shape for d in stages.dims):
+                continue
+            if not self.takes_stages and "lower" in self._own_names():
                 cls = type(self).__name__
                 raise ValueError(
                     f"{what}: an operation of your own, {cls}, would lower to slices of "
@@ -784,8 +783,12 @@ class Operation(metaclass=_LeavesNothingBehind):
 
     def _own_names(self) -> set[str]:
         """Returns the names that classes of the user's define, before the first of this package."""
-        classes = itertools.takewhile(lambda c: not is_of_package(c), type(self).__mro__)
-        return {name for c in classes for name in vars(c)}
+        names: set[str] = set()
+        for cls in type(self).__mro__:
+            if is_of_package(cls):
+                break
+            names.update(vars(cls))
+        return names
 
     def _initialize_splittable_and_unsplittable_dims(
         self, default_splittability: str, exception_dims_iterable: Optional[Iterable[str]] = None

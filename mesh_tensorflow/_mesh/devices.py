@@ -30,6 +30,7 @@ from mesh_tensorflow._core.layout import (
     processor_groups,
 )
 from mesh_tensorflow._core.shape import Shape, ShapeLike, convert_to_shape, list_product
+from mesh_tensorflow._units import plural
 
 # A device string, or a tf.DeviceSpec, which tf.device takes too.
 DeviceLike = Union[str, tf2.DeviceSpec]
@@ -336,7 +337,7 @@ def mesh_text(shape: Shape, rules: object, devices: Sequence[str]) -> str:
     return (
         f"{dims_text(shape) or 'one processor'}; "
         f"{f'layout {pairs}' if pairs else 'no layout rules'}; "
-        f"{shape.size} processor{'s' if shape.size > 1 else ''}{where}"
+        f"{shape.size} {plural('processor', shape.size)}{where}"
     )
 
 

@@ -24,7 +24,7 @@ import gin
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.shape import convert_to_shape
-from mesh_tensorflow._programs import explained_errors, run_with_parser
+from mesh_tensorflow._programs import explained_errors, parser_of, run_with_parser
 from mesh_tensorflow.auto_mtf import api, explanation
 from mesh_tensorflow.auto_mtf.layout_optimizer import SolverError
 from mesh_tensorflow.auto_mtf.step_time import MemoryLimitError, ProgramParts
@@ -59,12 +59,7 @@ def model_function(name: str) -> Callable[[], Any]:
 
 def _options(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     """Returns what the command line says."""
-    parser = argparse.ArgumentParser(
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        prog="python -m mesh_tensorflow.auto_mtf",
-        description="Chooses the layout of a program, and says why.",
-        epilog=__doc__,
-    )
+    parser = parser_of("auto_mtf", "Chooses the layout of a program, and says why.", __doc__)
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--mesh_shape", help='such as "rows:4,cols:8"')
     where.add_argument("--processors", type=int, help="choose a mesh of so many processors, too")

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import io
 import itertools
 import os
 import statistics
@@ -26,7 +25,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._programs import run_with_parser
+from mesh_tensorflow._programs import parser_of, run_with_parser
 from mesh_tensorflow._progress import Progress
 from mesh_tensorflow._units import bytes_text
 from mesh_tensorflow.auto_mtf import models, step_time
@@ -175,7 +174,7 @@ def seconds_in_turns(
 
 def _progress(total: int, label: str) -> Progress:
     """Returns a progress line of what is measured, which is not shown if it has no label."""
-    return Progress(total, label, "part", stream=None if label else io.StringIO())
+    return Progress(total, label, "part", show=bool(label))
 
 
 def _seconds_of(make: Callable[[], tf.Tensor], processors: int, runs: int) -> float:
@@ -389,10 +388,8 @@ def measure_machine(
 
 def _options(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     """Returns what the command line says."""
-    parser = argparse.ArgumentParser(
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        prog="python -m mesh_tensorflow.auto_mtf.measure",
-        description="Measures this machine, and writes a profile of it for auto_mtf.",
+    parser = parser_of(
+        "auto_mtf.measure", "Measures this machine, and writes a profile of it for auto_mtf."
     )
     parser.add_argument("--output", required=True, help="JSON file for the profile")
     parser.add_argument("--processors", type=int, default=4, help="processors of the mesh")

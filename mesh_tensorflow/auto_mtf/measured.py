@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import io
 import os
 import statistics
 import sys
@@ -286,8 +285,7 @@ def _tried(
       tf.errors.ResourceExhaustedError: none could be run.
     """
     tried, error = list[Tried](), None
-    stream = None if show else io.StringIO()
-    with Progress(len(candidates), "try layouts", "layout", stream=stream, leave=False) as progress:
+    with Progress(len(candidates), "try layouts", "layout", leave=False, show=show) as progress:
         for number, (layout, predicted) in enumerate(candidates):
             left = begin + auto.seconds - time.monotonic()
             measured, why = None, f"not tried within {auto.seconds:g} s"

@@ -17,7 +17,6 @@ import copy
 import dataclasses
 import functools
 import hashlib
-import io
 import itertools
 import math
 import os
@@ -697,8 +696,8 @@ class MeasuredCosts(CostModel):
     def _time(
         self, keys: Sequence[str], machine: Processors, profile: Profile, begin: float
     ) -> None:
-        stream, label = None if profile.show else io.StringIO(), "time operations"
-        with Progress(len(keys), label, "operation", stream=stream, leave=False) as progress:
+        label, show = "time operations", profile.show
+        with Progress(len(keys), label, "operation", leave=False, show=show) as progress:
 
             def more() -> bool:
                 progress.update()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import io
 import os
 import sys
 import time
@@ -90,9 +89,11 @@ class ProgressHook(_LossHook):
         step, loss = int(run_values.results["step"]), float(run_values.results["loss"])
         is_first = self._line is None
         if self._line is None:
-            # The first report is after a step, and training may go on from a checkpoint.
-            stream = self._stream if self._live else io.StringIO()  # lines of a log are below
-            self._line = Progress(self._last_step, "train", stream=stream, start=step - 1)
+            # The first report is after a step, and training may go on from a checkpoint. Lines of a
+            # log are below.
+            self._line = Progress(
+                self._last_step, "train", stream=self._stream, start=step - 1, show=self._live
+            )
         # By the difference, as one run of the session may do several steps.
         self._line.update(step - self._line.done, loss=loss)
         if self._live:

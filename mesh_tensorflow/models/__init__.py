@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._calls import arguments_of, names_taken
-from mesh_tensorflow._core.errors import check_choice, check_flag, check_whole
+from mesh_tensorflow._core.errors import check_choice, check_flag, check_whole, explained
 from mesh_tensorflow._core.layout import LayoutLike
 from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow._huggingface import Folder, read_json
@@ -45,13 +45,11 @@ from mesh_tensorflow.models._place import place_of
 from mesh_tensorflow.models._pretrained import (
     Pretrained,
     check_path,
-    imported,
     rows_of_ids,
 )
 from mesh_tensorflow.models._tokenizer import Tokenizer
 from mesh_tensorflow.models._weights import Weights
 from mesh_tensorflow.ops._contractions.reduce_broadcast import divided_sum
-from mesh_tensorflow.train._fit import explained
 from mesh_tensorflow.transformer import transformer
 
 __all__ = [
@@ -118,10 +116,7 @@ class LanguageModel(Pretrained):
             stack = self.model.layer_stack
             self.model.layer_stack = transformer.PipelinedLayerStack.of(stack, **pipeline)
             self._place = self._place.without("stages")  # calls apply layers in a row
-        # Calls train nothing, so that no variable needs a master of more digits.
-        self._variable_dtype = mtf.VariableDType(*[tf.as_dtype(self._dtype)] * 3)
-        self._logits = self._function(self._lowered_logits)
-        self._generator = Generator(self.model, self._place, self._variable_dtype, self._function)
+        self._generator = Generator(self.model, self._place, self._dtype, self._function)
 
     # -- calls
 
@@ -137,9 +132,7 @@ class LanguageModel(Pretrained):
         Raises:
           ValueError: an id is not in the vocabulary, or these are not such ids.
         """
-        rows = self._checked("logits", ids)
-        # The rows that only fill the batch up are left out again.
-        return self._logits(tf.constant(self._place.filled_up(rows)))[: len(rows)]
+        return self._generator.logits(self._checked("logits", ids))
 
     @explained(_NAMES_OF_GENERATE)
     def generate(
@@ -214,37 +207,34 @@ class LanguageModel(Pretrained):
         rows = self._rows("generate", prompts, max_new_tokens)
         if not rows:
             return []
-        each = [row for row in rows for _ in range(num_return_sequences)]
+        n = num_return_sequences
+        each = [row for row in rows for _ in range(n)]
         if ends.texts:
             self._place.check_can_listen("generate")
         listener = Listener(len(each), ends.texts, self.tokenizer) if ends.texts else None
+        # Of each prompt its continuations, ids with the score of a search.
+        found: list[Any]
         if num_beams > 1:
             found = self._generator.search(rows, search, sampling, ends.ids, listener)
-            several = [[ids for ids, _ in beams] for beams in found]
-            scores: list[Optional[float]] = [score for beams in found for _, score in beams]
         else:
             drawn = self._generator.sample(each, sampling, ends.ids, listener)
-            several = _grouped(drawn, num_return_sequences)
-            scores = [None] * len(drawn)
-        results = [
+            found = [[(ids, None) for ids in drawn[i : i + n]] for i in range(0, len(drawn), n)]
+        results: list[list[Any]] = [
             [
-                self.tokenizer.decode(row) if self.tokenizer and _is_text(prompt) else row
-                for row in of
+                self.tokenizer.decode(ids) if self.tokenizer and _is_text(prompt) else ids
+                for ids, _ in of
             ]
-            for of, prompt in zip(several, prompts)
+            for of, prompt in zip(found, prompts)
         ]
         if details:
             # Computed again: what ids were drawn from had a temperature, or was cut.
-            wholes = [[*row, *ids] for row, of in zip(rows, several) for ids in of]
-            every = [ids for of in several for ids in of]
-            texts = [x if isinstance(x, str) else None for of in results for x in of]
-            log_probs = [
-                of_row[len(of_row) - len(ids) :]
-                for of_row, ids in zip(self._generator.log_probs(wholes), every)
-            ]
-            made = [Generated(*fields) for fields in zip(every, texts, log_probs, scores)]
-            results = _grouped(made, num_return_sequences)
-        return results if num_return_sequences > 1 else [of[0] for of in results]
+            wholes = [[*row, *ids] for row, of in zip(rows, found) for ids, _ in of]
+            log_probs = iter(self._generator.log_probs(wholes))
+            for row, of, made in zip(rows, found, results):
+                for i, (ids, score) in enumerate(of):
+                    text = made[i] if isinstance(made[i], str) else None
+                    made[i] = Generated(ids, text, next(log_probs)[len(row) - 1 :], score)
+        return results if n > 1 else [of[0] for of in results]
 
     @explained(_NAMES_OF_GENERATE, names_taken(generate))
     def stream(
@@ -367,14 +357,6 @@ class LanguageModel(Pretrained):
             )
         self._check_length(what, rows.shape[1], "a row")
         return rows.astype(np.int32)
-
-    def _lowered_logits(self, ids: tf.Tensor) -> tf.Tensor:
-        mesh = mtf.Mesh(mtf.Graph(), "mesh")
-        x = imported(mesh, ids, "batch", "length")
-        logits, _ = self.model.call_simple(
-            x, None, compute_loss=False, mode="infer", variable_dtype=self._variable_dtype
-        )
-        return self._place.lower(mesh, ids.shape[0]).export_to_tf_tensor(logits)
 
     # -- training
 
@@ -555,10 +537,6 @@ def _same(found: Union[str, Sequence[int]], answer: Union[str, Sequence[int]]) -
     if isinstance(found, str) and isinstance(answer, str):
         return found.strip() == answer.strip()
     return list(found[: len(answer)]) == list(answer) and len(found) <= len(answer) + 1
-
-
-def _grouped(rows: Sequence[Any], size: int) -> list[list[Any]]:
-    return [list(rows[i : i + size]) for i in range(0, len(rows), size)]
 
 
 def _is_text(prompt: Prompt) -> bool:

@@ -239,7 +239,7 @@ class Decoder:
         copy = f"{self.names.get('logits', 'lm_head')}.weight"
         return Form(
             self._model,
-            [*self._outer(), *self._of_blocks()],
+            [*self._outer(), *(w for number in range(self.blocks) for w in self._of_block(number))],
             self._sizes,
             self.prefix,
             self.ignored,
@@ -505,9 +505,6 @@ class Decoder:
             weights.append(_vector(ours, f"{names['logits']}.bias", "vocab"))
         return weights
 
-    def _of_blocks(self) -> list[Weight]:
-        return [weight for number in range(self.blocks) for weight in self._of_block(number)]
-
     def _of_block(self, number: int) -> list[Weight]:
         period = self._period
         # Names as the stack gives them: block after block, and in each layer after layer.
@@ -549,22 +546,20 @@ class Decoder:
 
     def _of_attention(self, scope: str, names: Mapping[str, str]) -> list[Weight]:
         heads = self._heads
-        weights: list[Weight] = []
+        # (the variable, Hugging Face's name, inputs, outputs, which of these)
+        rows: list[tuple[str, str, str, list[str], int]]
         if "qkv" in names:
             # Three variables, though files have one tensor: layouts split heads, of which queries
             # may have more than keys.
             outputs = [heads[name] for name in "qkv"]
-            for part, name in enumerate("qkv"):
-                ours = f"{scope}/{name}"
-                bias = f"{ours}_bias" if name in self.biases else None
-                weights += self._dense(ours, names["qkv"], "d_model", outputs, bias, part)
+            rows = [(name, names["qkv"], "d_model", outputs, i) for i, name in enumerate("qkv")]
         else:
-            for name in "qkv":
-                ours = f"{scope}/{name}"
-                bias = f"{ours}_bias" if name in self.biases else None
-                weights += self._dense(ours, names[name], "d_model", [heads[name]], bias)
-        bias = f"{scope}/o_bias" if "o" in self.biases else None
-        weights += self._dense(f"{scope}/o", names["o"], heads["o"], ["d_model"], bias)
+            rows = [(name, names[name], "d_model", [heads[name]], 0) for name in "qkv"]
+        rows.append(("o", names["o"], heads["o"], ["d_model"], 0))
+        weights: list[Weight] = []
+        for name, theirs, inputs, outputs, part in rows:
+            bias = f"{scope}/{name}_bias" if name in self.biases else None
+            weights += self._dense(f"{scope}/{name}", theirs, inputs, outputs, bias, part)
         for name in "qk":
             if f"{name}_norm" in names:
                 # OLMo 2 has scales for each head; those of Qwen 3 and Gemma 3 are shared by all.

@@ -54,6 +54,8 @@ def rows_of(
     room = number_cut = 0
     for where, example in _read(examples):
         found = _example_of(where, example, tokenizer, end)
+        if not found.ids:
+            raise ValueError(f"examples: {where} has no ids; leave it out")
         # The lookup of an embedding would give zeros for such an id, and no error.
         wrong = [id_ for id_ in found.ids if not 0 <= id_ < vocab]
         if wrong:
@@ -142,10 +144,6 @@ def _is_weight(value: object) -> bool:
     return isinstance(value, numbers.Real) and 0 <= value <= _LARGEST  # type: ignore[operator]
 
 
-def _is_id(value: object) -> bool:
-    return is_integer(value)  # of which vocabulary is not known here
-
-
 def _numbers(where: str, name: str, given: Any, is_right: Callable[[object], bool]) -> list[Any]:
     """Returns a list of an example, all of which are numbers of a kind."""
     found = list(given) if isinstance(given, Iterable) else [given]
@@ -191,11 +189,11 @@ def _example_of(
 ) -> _Example:
     fields = set(example) if isinstance(example, Mapping) else set()
     if fields in ({"ids"}, {"ids", "weights"}):
-        ids = _numbers(where, "ids", example["ids"], _is_id)
+        ids = _numbers(where, "ids", example["ids"], is_integer)
         weights = _numbers(where, "weights", example.get("weights", [1] * len(ids)), _is_weight)
         if len(weights) != len(ids):
             raise ValueError(f"examples: {where} has {len(ids)} ids, but {len(weights)} weights")
-        return _not_empty(where, _Example([int(i) for i in ids], [float(x) for x in weights]))
+        return _Example([int(i) for i in ids], [float(x) for x in weights])
     if not any(fields == known for known in ({"text"}, {"prompt", "completion"}, {"messages"})):
         text = json.dumps(example, ensure_ascii=False, default=str)[:80]
         raise ValueError(f"examples: {where} is none of {_KINDS}: {text}")
@@ -207,18 +205,17 @@ def _example_of(
     if "messages" in fields:
         messages = _messages(where, example["messages"])
         try:
-            found = _of_conversation(messages, tokenizer)
+            return _of_conversation(messages, tokenizer)
         except ValueError as error:  # of the template, which does not know where they are from
             raise ValueError(f"examples: {where}: {error}") from error
-        return _not_empty(where, found)
     ends = [] if end is None else [end]
     if "text" in fields:
         ids = tokenizer.prompt(_text(where, "text", example["text"])) + ends
-        return _not_empty(where, _Example(ids, [1.0] * len(ids)))
+        return _Example(ids, [1.0] * len(ids))
     prompt = tokenizer.prompt(_text(where, "prompt", example["prompt"]))
     completion = tokenizer.encode(_text(where, "completion", example["completion"])) + ends
     weights = [0.0] * len(prompt) + [1.0] * len(completion)
-    return _not_empty(where, _Example(prompt + completion, weights))
+    return _Example(prompt + completion, weights)
 
 
 def questions_of(examples: Examples) -> list[tuple[Any, Any]]:
@@ -246,7 +243,7 @@ def _question_of(where: str, example: Any) -> tuple[Any, Any]:
         if before and last.get("role") == "assistant":
             return before, _text(where, "content", last.get("content"))
     if fields == {"ids", "weights"}:
-        ids = _numbers(where, "ids", example["ids"], _is_id)
+        ids = _numbers(where, "ids", example["ids"], is_integer)
         weights = _numbers(where, "weights", example["weights"], _is_weight)
         # The answer is the last run of ids with a weight: earlier turns may have weights, too.
         begin = len(ids)
@@ -259,12 +256,6 @@ def _question_of(where: str, example: Any) -> tuple[Any, Any]:
         '{"prompt": ..., "completion": ...}, of {"messages": [...]} that end with the assistant, '
         'or of {"ids": [...], "weights": [...]}'
     )
-
-
-def _not_empty(where: str, example: _Example) -> _Example:
-    if not example.ids:
-        raise ValueError(f"examples: {where} has no ids; leave it out")
-    return example
 
 
 def _of_conversation(messages: Sequence[Mapping[str, str]], tokenizer: Tokenizer) -> _Example:

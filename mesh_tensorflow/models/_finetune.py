@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._calls import names_taken
-from mesh_tensorflow._core.errors import check_flag, check_whole, is_real
+from mesh_tensorflow._core.errors import check_flag, check_whole, explained, is_real
 from mesh_tensorflow._processes.processes import processes
 from mesh_tensorflow.models import _lora
 from mesh_tensorflow.models._examples import Examples, questions_of
@@ -25,7 +25,6 @@ from mesh_tensorflow.models._lora import Lora
 from mesh_tensorflow.ops._variables.variable import Adapters, VariableDType, adapting
 from mesh_tensorflow.optimize import AdamWOptimizer
 from mesh_tensorflow.train import Result, fit, metrics
-from mesh_tensorflow.train._fit import explained
 
 if TYPE_CHECKING:
     from mesh_tensorflow.models import LanguageModel

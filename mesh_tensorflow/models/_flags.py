@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from mesh_tensorflow import models
+from mesh_tensorflow import _programs, models
 from mesh_tensorflow._mesh.mesh_impl import MESH_IMPLS
 
 # Flags of a command that are arguments of a function: type, default and help, by name.
@@ -20,11 +20,7 @@ def parser_of(command: str, description: str) -> argparse.ArgumentParser:
       command: the name of its module in the package.
       description: what it does, a sentence.
     """
-    parser = argparse.ArgumentParser(
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        prog=f"python -m mesh_tensorflow.{command}",
-        description=description,
-    )
+    parser = _programs.parser_of(command, description)
     parser.add_argument("--model", required=True, help="the folder, or the .gguf file")
     parser.add_argument("--mesh_shape", default="all:1", help='such as "rows:2,cols:4"')
     parser.add_argument("--layout", default="", help='such as "batch:rows,d_ff:cols,vocab:cols"')

@@ -241,13 +241,7 @@ class Listener:
         self._lock = threading.Lock()
 
     def hear(self, rows: np.ndarray, ids: np.ndarray, step: int) -> np.ndarray:
-        """Returns which rows end with this step.
-
-        Args:
-          rows: the numbers of rows.
-          ids: the ids that these got.
-          step: the number of the step.
-        """
+        """Returns which rows end with this step."""
         with self._lock:
             return np.array([self._of_row(row, id_, step) for row, id_ in zip(rows, ids)], bool)
 
@@ -262,11 +256,7 @@ class Listener:
         return np.array(found, bool)
 
     def cut(self, ids: list[int]) -> list[int]:
-        """Returns a continuation up to the id with which it ends.
-
-        Args:
-          ids: a list of ids.
-        """
+        """Returns a continuation up to the id with which it ends."""
         lengths = (n for n in range(1, len(ids)) if self._ends(ids[:n]))
         return ids[: next(lengths, len(ids))]
 
@@ -376,18 +366,40 @@ class Generator:
         self,
         model: Unitransformer,
         place: Place,
-        variable_dtype: mtf.VariableDType,
+        dtype: str,
         compiled: Callable[[Callable[..., Any]], Callable[..., Any]],
     ) -> None:
         self._model = model
         self._place = place
-        self._variable_dtype = variable_dtype
+        # Calls train nothing, so that no variable needs a master of more digits.
+        self._variable_dtype = mtf.VariableDType(*[tf.as_dtype(dtype)] * 3)
+        self._logits = compiled(self._lowered_logits)
         self._sampled = compiled(self._lowered_samples)
         self._searched = compiled(self._lowered_search)
         self._scored = compiled(self._lowered_log_probs)
         # Traced programs know their listener by a number, which is an input.
         self._listeners: dict[int, Listener] = {}
         self._numbers = itertools.count()
+
+    def logits(self, rows: np.ndarray) -> tf.Tensor:
+        """Returns the logits of the next id at each position.
+
+        Args:
+          rows: ids, [batch, length].
+        """
+        # The rows that only fill the batch up are left out again.
+        return self._logits(tf.constant(self._place.filled_up(rows)))[: len(rows)]
+
+    def _lowered_logits(self, ids: tf.Tensor) -> tf.Tensor:
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        logits = self._logits_of(imported(mesh, ids, "batch", "length"))
+        return self._place.lower(mesh, ids.shape[0]).export_to_tf_tensor(logits)
+
+    def _logits_of(self, ids: mtf.Tensor) -> mtf.Tensor:
+        logits, _ = self._model.call_simple(
+            ids, None, compute_loss=False, mode="infer", variable_dtype=self._variable_dtype
+        )
+        return logits
 
     def sample(
         self,
@@ -580,13 +592,7 @@ class Generator:
 
     def _lowered_log_probs(self, fed: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
         mesh = mtf.Mesh(mtf.Graph(), "mesh")
-        logits, _ = self._model.call_simple(
-            imported(mesh, fed, "batch", "length"),
-            None,
-            compute_loss=False,
-            mode="infer",
-            variable_dtype=self._variable_dtype,
-        )
+        logits = self._logits_of(imported(mesh, fed, "batch", "length"))
         losses = layers.softmax_cross_entropy_with_logits(
             # A softmax over a large vocabulary adds more numbers than bfloat16 can.
             mtf.to_float(logits),

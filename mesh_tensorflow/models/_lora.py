@@ -23,7 +23,7 @@ from mesh_tensorflow._core.errors import first_names, is_real, is_whole
 from mesh_tensorflow._huggingface import Folder, read_json, safetensors_numpy
 from mesh_tensorflow._paths import written_whole
 from mesh_tensorflow.models._family import Form, Weight
-from mesh_tensorflow.models._weights import shape_of, turned
+from mesh_tensorflow.models._weights import shape_of, tensors_of, turned
 from mesh_tensorflow.ops._variables.variable import VariableDType
 
 DIM = "lora"  # the name of the dimension between them
@@ -64,19 +64,20 @@ def _sizes(weight: Weight, form: Form) -> tuple[list[int], list[int]]:
     return sizes[:number], sizes[number:]
 
 
-def _factors(weight: Weight, tensor: str) -> dict[str, Weight]:
-    """Returns both factors of a kernel's adapter as weights of a file, by PEFT's names.
-
-    Args:
-      weight: the kernel's Weight.
-      tensor: the name of the tensor of a factor.
-    """
+def _factors(weight: Weight) -> dict[str, Weight]:
+    """Returns both factors of a kernel's adapter as weights of a file, by PEFT's names."""
     inputs = _inputs(weight)
     [outputs] = [axis for axis in weight.stored.split() if axis != "*".join(inputs)]
     behind = weight.dims.split()[len(inputs) :]
-    a = Weight(weight.ours + _A, " ".join([*inputs, DIM]), tensor, f"{DIM} {'*'.join(inputs)}")
-    b = Weight(weight.ours + _B, " ".join([DIM, *behind]), tensor, f"{outputs} {DIM}", weight.part)
-    return {"lora_A": a, "lora_B": b}
+    a, b = (f"{_PREFIX}{weight.theirs.removesuffix('.weight')}.lora_{x}.weight" for x in "AB")
+    return {
+        "lora_A": Weight(
+            weight.ours + _A, " ".join([*inputs, DIM]), a, f"{DIM} {'*'.join(inputs)}"
+        ),
+        "lora_B": Weight(
+            weight.ours + _B, " ".join([DIM, *behind]), b, f"{outputs} {DIM}", weight.part
+        ),
+    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,16 +253,10 @@ class Lora:
           path: a directory; created if it does not exist.
         """
         self.check_saved(form)
-        tensors: dict[str, np.ndarray] = {}
-        for weight in form.weights:
-            if weight.ours not in self.inputs:
-                continue
-            module = weight.theirs.removesuffix(".weight")
-            for name, suffix in (("lora_A", _A), ("lora_B", _B)):
-                value = np.asarray(variables[weight.ours + suffix], np.float32)
-                # [rank, inputs] and [outputs, rank] there.
-                flat = value.reshape([-1, self.rank] if name == "lora_A" else [self.rank, -1])
-                tensors[f"{_PREFIX}{module}.{name}.weight"] = np.ascontiguousarray(flat.T)
+        adapted = (weight for weight in form.weights if weight.ours in self.inputs)
+        factors = [factor for weight in adapted for factor in _factors(weight).values()]
+        values = {w.ours: np.asarray(variables[w.ours], np.float32) for w in factors}
+        tensors = tensors_of(factors, values, {**form.sizes, DIM: self.rank})
         config = {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
@@ -346,7 +341,7 @@ def read(form: Form, path: Union[str, os.PathLike[str]]) -> tuple[Lora, dict[str
         file.dtype(tensor)  # that of weights, or an error
         value = file[tensor].astype(np.float32)
         for weight in weights:
-            factor = _factors(weight, tensor)[kind]
+            factor = _factors(weight)[kind]
             if list(value.shape) != (shape := shape_of(factor, sizes)):
                 raise ValueError(
                     f"{path}: {tensor} has the shape {list(value.shape)} instead of {shape}, "

@@ -69,12 +69,7 @@ class SessionStore:
         self._values = values
 
     def assign(self, name: str, value: np.ndarray) -> None:
-        """Assigns the whole value of a variable.
-
-        Args:
-          name: its name.
-          value: an array of its shape.
-        """
+        """Assigns the whole value of a variable."""
         assert self._session is not None
         with self._lock:
             self._assignments.run(self._session, self._variables, {name: value})
@@ -155,37 +150,41 @@ class Place:
     """Where a model computes.
 
     Attributes:
-      mesh_impl: the mesh implementation.
-      of_jax: on devices of JAX, the arguments of `mtf.pjrt.function`; else None.
-      of_simd: on a SIMD mesh, where its programs run; else None. Then `mesh_impl` is that of the
-        same mesh and layout which runs no program.
+      placing: where its programs run: the mesh, the layout, the devices, and of which kind it is.
+      mesh_impl: the mesh implementation; on a SIMD mesh that of the same mesh and layout which runs
+        no program.
       shows: whether to show how far the reading of weights is.
     """
 
+    placing: Placing
     mesh_impl: Union[PlacementMeshImpl, GspmdMeshImpl]
-    of_jax: Optional[Mapping[str, Any]] = None
-    of_simd: Optional[Placing] = None
-    shows: bool = True
+    shows: bool
 
     def __repr__(self) -> str:
         """Says on which mesh."""
-        return f"{'SIMD programs of ' if self.of_simd else ''}{self.mesh_impl!r}"
+        return f"{'SIMD programs of ' if self.placing.simd else ''}{self.mesh_impl!r}"
+
+    @property
+    def _layout_arguments(self) -> dict[str, Any]:
+        """The mesh, its layout and how it stores variables, as arguments of functions."""
+        placing = self.placing
+        return {"mesh_shape": placing.shape, "layout": placing.rules, **placing.stored}
 
     @property
     def of_fit(self) -> dict[str, Any]:
         """The arguments of `mtf.train.fit` that train there."""
-        if self.of_jax is not None:
-            return {**self.of_jax, "mesh_impl": "pjrt"}
-        if (simd := self.of_simd) is None:
-            return {"mesh_impl": self.mesh_impl}
-        where = {"mesh_shape": simd.shape, "layout": simd.rules, "devices": simd.devices}
-        return {**where, **simd.stored, "mesh_impl": "simd"}
+        if self.placing.pjrt:
+            return {**self._layout_arguments, "mesh_impl": "pjrt"}
+        if self.placing.simd:
+            devices = self.placing.devices
+            return {**self._layout_arguments, "devices": devices, "mesh_impl": "simd"}
+        return {"mesh_impl": self.mesh_impl}
 
     def new_store(self) -> Union[VariableStore, SessionStore]:
         """Returns a store for the variables of functions."""
-        if self.of_simd is not None:
-            return SessionStore(self.of_simd)
-        return VariableStore() if self.of_jax is None else pjrt().ArrayStore()
+        if self.placing.simd:
+            return SessionStore(self.placing)
+        return pjrt().ArrayStore() if self.placing.pjrt else VariableStore()
 
     def function(
         self, fn: Callable[..., Any], store: Union[VariableStore, SessionStore]
@@ -197,9 +196,8 @@ class Place:
           store: where its variables are.
         """
         if isinstance(store, SessionStore):
-            assert self.of_simd is not None
-            return store.function(fn, self.of_simd)
-        if self.of_jax is None:
+            return store.function(fn, self.placing)
+        if not self.placing.pjrt:
 
             @functools.wraps(fn)
             def uncompiled(*args: Any) -> Any:
@@ -215,7 +213,7 @@ class Place:
             # `get_concrete_function`, which is not counted, would look for the trace twice a call.
             made.tf_function._omit_frequent_tracing_warning = True
             return made
-        compiled = pjrt().function(fn, store=store, **self.of_jax)
+        compiled = pjrt().function(fn, store=store, **self._layout_arguments)
 
         def call(*args: Any) -> Any:
             # A process has parts of an array alone; asked for in all of them, it has all of it.
@@ -231,16 +229,16 @@ class Place:
           mesh: the Mesh.
           rows: the size of its batch, as `filled_up` has made it.
         """
-        if self.of_simd is not None:
-            impl = self.of_simd.make_impl()
+        if self.placing.simd:
+            impl = self.placing.make_impl()
         else:
-            impl = self._for(rows).mesh_impl if self.of_jax is None else pjrt().mesh_impl()
+            impl = pjrt().mesh_impl() if self.placing.pjrt else self._for(rows).mesh_impl
         return mtf.Lowering(mesh.graph, {mesh: impl})
 
     @property
     def can_listen(self) -> bool:
         """Whether a function of Python can follow a program."""
-        return self.of_jax is None
+        return not self.placing.pjrt
 
     def check_can_listen(self, what: str) -> None:
         """Raises ValueError where no function of Python can follow a program.
@@ -271,23 +269,16 @@ class Place:
         several share a memory, in which equal slices are computed once.
         """
         # A program of JAX or of a SIMD mesh has the layout of the function that it is of.
-        has_own = self.of_jax is None and self.of_simd is None
+        has_own = not (self.placing.pjrt or self.placing.simd)
         return self.without("batch") if rows == 1 and has_own else self
 
     def without(self, name: str) -> Place:
-        """Returns the same place with a layout that does not split a dimension.
-
-        Args:
-          name: the name of the dimension.
-        """
+        """Returns the same place with a layout that does not split a dimension."""
         rules = self.mesh_impl.layout_rules
         if all(d != name for d, _ in rules.pairs):
             return self
-        kept = rules.of_pairs((d, m) for d, m in rules.pairs if d != name)
-        of_jax = None if self.of_jax is None else {**self.of_jax, "layout": kept}
-        simd = None if self.of_simd is None else dataclasses.replace(self.of_simd, rules=kept)
-        impl = self.mesh_impl.with_layout(kept)
-        return dataclasses.replace(self, mesh_impl=impl, of_jax=of_jax, of_simd=simd)
+        impl = self.mesh_impl.with_layout(rules.without(name))
+        return dataclasses.replace(self, placing=self.placing.without(name), mesh_impl=impl)
 
     def _parts(self, name: str) -> int:
         """Returns in how many parts the layout splits a dimension."""
@@ -377,20 +368,18 @@ def place_of(
         check_choice(what, "mesh_impl", mesh_impl, MESH_IMPLS)
     rules = convert_to_layout_rules(layout)
     rules = rules.allowing_uneven() if uneven else rules
-    if mesh_impl != "pjrt":
-        _check_own(what, devices or ())
-        simd = mesh_impl == "simd"
-        places = devices_of(shape, devices, simd, what)
-        # Else, a rule with a misspelled mesh dimension would split nothing, without a word.
-        # Processors of one memory would each read the same weights from it, which is most of the
-        # time of a step of decoding.
-        impl = PlacementMeshImpl(shape, rules, places, strict_layout=True, merge="memory", **stored)
-        if not simd:
-            return Place(impl, shows=shows)
-        return Place(impl, of_simd=Placing(shape, rules, places, True, stored=stored), shows=shows)
-    check_pjrt(what, devices)
-    of_jax = {"mesh_shape": shape, "layout": rules, **stored}
-    return Place(GspmdMeshImpl(shape, rules, **stored), of_jax, shows=shows)
+    if mesh_impl == "pjrt":
+        check_pjrt(what, devices)
+        placing = Placing(shape, rules, (), pjrt=True, stored=stored)
+        return Place(placing, GspmdMeshImpl(shape, rules, **stored), shows)
+    _check_own(what, devices or ())
+    simd = mesh_impl == "simd"
+    placing = Placing(shape, rules, devices_of(shape, devices, simd, what), simd, stored=stored)
+    # Else, a rule with a misspelled mesh dimension would split nothing, without a word.
+    # Processors of one memory would each read the same weights from it, which is most of the time
+    # of a step of decoding.
+    merged: Any = {"strict_layout": True, "merge": "memory", **stored}
+    return Place(placing, PlacementMeshImpl(shape, rules, placing.devices, **merged), shows)
 
 
 def _check_own(what: str, devices: Sequence[str]) -> None:

@@ -191,12 +191,7 @@ def run_step(step: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def check_kept(name: str, array: jax.Array) -> None:
-    """Raises RuntimeError for a variable whose memory a step was given, and did not give back.
-
-    Args:
-      name: its name.
-      array: its value.
-    """
+    """Raises RuntimeError for a variable whose memory a step was given, and did not give back."""
     if array.is_deleted():
         raise RuntimeError(
             f"variable {name!r} is lost: a step was given its memory for the new value, and failed "
@@ -385,11 +380,7 @@ def described(
 
 
 def device_kind(mesh_shape: Shape) -> str:
-    """Returns what the devices of a mesh are called by their maker; "" for CPUs.
-
-    Args:
-      mesh_shape: a Shape.
-    """
+    """Returns what the devices of a mesh are called by their maker; "" for CPUs."""
     # Through a mesh, since JAX makes CPU devices, as many as it needs, when it is asked first.
     mesh: Any = device_mesh(mesh_shape, None)
     device = mesh.devices.flat[0]

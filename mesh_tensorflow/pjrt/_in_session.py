@@ -53,13 +53,7 @@ class SessionVariable(ValueOfVariable):
     """
 
     def __init__(self, variable: Variable, form: Form, outside: tf.Graph):
-        """Creates a SessionVariable, in the tf graph of the session.
-
-        Args:
-          variable: the Variable.
-          form: the form in which it is stored.
-          outside: the tf graph of the session.
-        """
+        """Creates a SessionVariable, in the tf graph of the session."""
         super().__init__(variable, form)
         self._outside = outside
         self._kept: Optional[tuple[Programs, int]] = None
@@ -82,11 +76,7 @@ class SessionVariable(ValueOfVariable):
         return programs.array(number, self.variable.name)
 
     def apart(self, dtype: tf.DType) -> Optional[ShardedVariable]:
-        """Returns how several processes save it in parts; None if there is one process.
-
-        Args:
-          dtype: its dtype in files.
-        """
+        """Returns how several processes save it in parts; None if there is one process."""
         if self._kept is None or not self._kept[0].are_apart:
             return None
         return ShardedVariable(*self._kept, self.variable.name, dtype)
@@ -175,11 +165,7 @@ class Update:
     value: tf.Tensor
 
     def make(self, value: tf.Tensor) -> tf.Operation:
-        """Returns the assignment in the session's graph.
-
-        Args:
-          value: the value in that graph.
-        """
+        """Returns the assignment in the session's graph."""
         return _RAW[self.kind](resource=self.handle, value=value)
 
 
@@ -501,7 +487,6 @@ class _Building(Building):
     def slice_of(self, variable: Variable, mesh_impl: GspmdMeshImpl) -> SessionVariable:
         """Returns what stands for the slice of a variable."""
         impl = getattr(mesh_impl, "requested", mesh_impl)
-        self.has_impl(impl)
         with self.outside.as_default():
             # The placeholder is one of the session's graph, which the function captures: `cut`
             # finds it so.
@@ -565,7 +550,7 @@ def _description(
     """Returns what a program is, as other processes are told."""
 
     def axes(layout: Optional[TensorLayout]) -> Layout:
-        return None if layout is None else layout.plain()
+        return [] if layout is None else layout.plain()
 
     read = {name: x.op.name for name, x in part.variables.items()}
     variables = {

@@ -65,7 +65,8 @@ from mesh_tensorflow.pjrt._function import CompiledProgram
 from mesh_tensorflow.pjrt._store import own_specs, parts_to_write, read_array
 from mesh_tensorflow.pjrt._trace import Trace, imported
 
-Layout = Optional[Sequence[Union[int, Sequence[int], None]]]
+# A TensorLayout as JSON can say it; empty if each device has all of a value.
+Layout = Sequence[Union[int, Sequence[int], None]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +77,7 @@ class VariableOfProgram:
       placeholder: the name of its value in the program; None if the program does not read it.
       sizes: its shape.
       dtype_name: the name of its dtype.
-      axes: the mesh axis that splits each of its dimensions, several of them, or None.
+      axes: its layout.
     """
 
     placeholder: Optional[str]
@@ -89,11 +90,6 @@ class VariableOfProgram:
         """Its dtype."""
         return tf.as_dtype(self.dtype_name)
 
-    @property
-    def layout(self) -> TensorLayout:
-        """Its layout."""
-        return TensorLayout(self.axes or [])
-
 
 @dataclasses.dataclass(frozen=True)
 class Description:
@@ -103,10 +99,10 @@ class Description:
       mesh: pairs of the name and the size of each mesh dimension.
       devices: the numbers of its devices; None for the first of all.
       arguments: the names of its arguments.
-      layouts: the layout of each of them, or None.
+      layouts: the layout of each of them.
       variables: its variables, by name.
       fetches: the names of its results, and then of new values of variables.
-      result_layouts: the layout of each result, or None.
+      result_layouts: the layout of each result.
       assigned: the names of the variables with new values.
       is_checked: whether it has checks for NaNs, for which TensorFlow runs it, and not XLA.
     """
@@ -127,11 +123,7 @@ class Description:
 
     @staticmethod
     def of_plain(values: dict[str, Any]) -> Description:
-        """Returns the Description that `plain` returned the values of.
-
-        Args:
-          values: the values.
-        """
+        """Returns the Description that `plain` returned the values of."""
         variables = {n: VariableOfProgram(**v) for n, v in values["variables"].items()}
         return Description(**{**values, "variables": variables})
 
@@ -145,7 +137,7 @@ class _CompiledProgram:
         shape = Shape([Dimension(*d) for d in description.mesh])
         self._mesh: AnyMesh = device_mesh(shape, _devices(description.devices))
         self.variables = {
-            name: described(self._mesh, v.sizes, v.dtype, v.layout)
+            name: described(self._mesh, v.sizes, v.dtype, TensorLayout(v.axes))
             for name, v in description.variables.items()
         }
         self._compiled: dict[Any, CompiledProgram] = {}
@@ -189,21 +181,17 @@ class _CompiledProgram:
             for name, v in told.variables.items()
             if v.placeholder is not None or name in told.assigned
         }
-
-        def layout_of(axes: Layout) -> Optional[TensorLayout]:
-            return None if axes is None else TensorLayout(axes)
-
         # In several processes, each device has all of a result, so that any can read it.
         several = process_count() > 1
         return Trace(
             imported(self._graph_def, [*told.arguments, *own.values()], told.fetches),
             [
-                described(self._mesh, a.shape, tf.as_dtype(a.dtype), layout_of(axes))
+                described(self._mesh, a.shape, tf.as_dtype(a.dtype), TensorLayout(axes))
                 for a, axes in zip(arrays, told.layouts)
             ],
             [],
             [
-                sharding(self._mesh, None if several else layout_of(axes))
+                sharding(self._mesh, None if several else TensorLayout(axes))
                 for axes in told.result_layouts
             ],
             {name: self.variables[name] for name in own},
@@ -421,51 +409,27 @@ class Programs:
         return number
 
     def device_kind(self, mesh_shape: Shape) -> str:
-        """Returns what the devices of a mesh are called by their maker; "" for CPUs.
-
-        Args:
-          mesh_shape: a Shape.
-        """
+        """Returns what the devices of a mesh are called by their maker; "" for CPUs."""
         # In all processes: JAX makes its devices when it is asked first, and waits there for what
         # the other processes have.
         (kind, _), _ = self._do(Message("kind", [[(d.name, d.size) for d in mesh_shape]]))
         return kind
 
     def forget(self, number: int) -> None:
-        """Removes a program before the next call; may be called at any time, in any thread.
-
-        Args:
-          number: its number.
-        """
+        """Removes a program before the next call; may be called at any time, in any thread."""
         self._unused.append(number)
 
     def run(self, number: int, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Does a step of a program; returns its results.
-
-        Args:
-          number: its number.
-          arrays: its arguments.
-        """
+        """Does a step of a program; returns its results."""
         (_, results), _ = self._do(Message("run", [number], arrays))
         return [np.asarray(y) for y in results]
 
     def assign(self, number: int, name: str, value: np.ndarray) -> None:
-        """Sets a variable.
-
-        Args:
-          number: the number of its program.
-          name: its name.
-          value: its whole value.
-        """
+        """Sets a variable."""
         self._do(Message("assign", [number, name], [value]))
 
     def value(self, number: int, name: str) -> np.ndarray:
-        """Returns the whole value of a variable.
-
-        Args:
-          number: the number of its program.
-          name: its name.
-        """
+        """Returns the whole value of a variable."""
         with self._lock:
             # The lock is held until all parts are here: a step of another thread would take the
             # array's memory.
@@ -546,22 +510,12 @@ class Programs:
         return [own, *(answer.values for answer in answers)]
 
     def array(self, number: int, name: str) -> Any:
-        """Returns a variable as an array of JAX, or None if it has no value yet.
-
-        Args:
-          number: the number of its program.
-          name: its name.
-        """
+        """Returns a variable as an array of JAX, or None if it has no value yet."""
         return self._executor.programs[number].arrays.get(name)
 
 
 _alone = Programs()
 _current: contextvars.ContextVar[Programs] = contextvars.ContextVar("programs", default=_alone)
-
-
-def programs_alone() -> Programs:
-    """Returns those of this process alone, as `current_programs` does outside of `main`."""
-    return _alone
 
 
 def current_programs() -> Programs:
@@ -570,20 +524,12 @@ def current_programs() -> Programs:
 
 
 def device_kind_of(mesh_shape: Shape) -> str:
-    """Returns what the devices of a mesh are called by their maker; "" for CPUs.
-
-    Args:
-      mesh_shape: a Shape.
-    """
+    """Returns what the devices of a mesh are called by their maker; "" for CPUs."""
     return current_programs().device_kind(mesh_shape)
 
 
 def programs_over(peers: PeerProcesses) -> contextlib.AbstractContextManager[None]:
-    """Context in which new programs run in all processes.
-
-    Args:
-      peers: the other processes.
-    """
+    """Context in which new programs run in all processes."""
     # A new set, as other processes do not know the programs that were made before `main`.
     return within(_current, Programs(peers))
 
@@ -625,7 +571,7 @@ def run_in_chief(main: Callable[[], Any], share: Optional[Callable[[Any], Shared
         return main()
     if driving():
         # The programs of `main` are in a context variable, which other threads do not see.
-        if current_programs() is programs_alone():
+        if current_programs() is _alone:
             raise RuntimeError(
                 "run_in_chief: another thread of this process tells the other processes what to "
                 "do, and they do one thing at a time. Call it in the thread that called `main`, "
@@ -856,12 +802,7 @@ _LENGTH = 8  # bytes of the length of a header
 
 
 def send(connection: socket.socket, message: Message) -> None:
-    """Sends a message.
-
-    Args:
-      connection: a connected socket.
-      message: the message.
-    """
+    """Sends a message."""
     arrays = [np.asarray(a) for a in message.arrays]
     described = [[a.dtype.name, list(a.shape)] for a in arrays]
     header = json.dumps([message.call, message.values, described]).encode()
@@ -874,9 +815,6 @@ def send(connection: socket.socket, message: Message) -> None:
 
 def receive(connection: socket.socket) -> Message:
     """Returns the next message.
-
-    Args:
-      connection: a connected socket.
 
     Raises:
       EOFError: the other process closed the connection.
@@ -909,11 +847,7 @@ _KEEP_ALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 
 
 def connected(connection: socket.socket) -> socket.socket:
-    """Returns a connection, with the settings of those between processes.
-
-    Args:
-      connection: a connected socket.
-    """
+    """Returns a connection, with the settings of those between processes."""
     # The limit was for the start; a step may take as long as it needs.
     connection.settimeout(None)
     # A message is written in parts, of which a small one would otherwise wait until the one before

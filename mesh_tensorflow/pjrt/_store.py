@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
-from jax.sharding import NamedSharding
 
 from mesh_tensorflow._core.layout import slice_coordinates
 from mesh_tensorflow._mesh.random_values import initial_value, program_seed
@@ -156,11 +155,7 @@ def _operations(x: tf.Tensor) -> Iterator[tf.Operation]:
 
 
 def part_function(variable: Variable) -> Callable[[tuple[slice, ...]], np.ndarray]:
-    """Returns a function that returns a part of a variable's initial value, of its slice dtype.
-
-    Args:
-      variable: a Variable.
-    """
+    """Returns a function that returns a part of a variable's initial value, of its slice dtype."""
     sizes, seed = variable.shape.to_integer_list, program_seed()
 
     def first() -> tf.Tensor:
@@ -253,11 +248,7 @@ def parts_to_write(array: jax.Array, name: str, dtype: tf.DType) -> list[Shard]:
 
 
 def own_specs(variable: jax.ShapeDtypeStruct) -> list[str]:
-    """Returns what `parts_to_write` would write of a variable, whether it has a value or not.
-
-    Args:
-      variable: its shape and sharding.
-    """
+    """Returns what `parts_to_write` would write of a variable, whether it has a value or not."""
     # The first device that has a part, whose copy is the one that JAX numbers with 0.
     first: dict[str, Any] = {}
     for device, index in variable.sharding.devices_indices_map(variable.shape).items():
@@ -333,12 +324,7 @@ def read_arrays(path: str, variables: _Restored) -> Iterator[tuple[str, jax.Arra
 
 
 def form_of(variable: Variable, mesh_impl: GspmdMeshImpl) -> Form:
-    """Returns the form in which a program has a variable.
-
-    Args:
-      variable: the Variable.
-      mesh_impl: the mesh implementation of the program.
-    """
+    """Returns the form in which a program has a variable."""
     # Of processors with copies of a part, the first one owns it.
     first: dict[tuple[int, ...], int] = {}
     layout = mesh_impl.even_layout(variable.stored_shape)
@@ -530,12 +516,6 @@ class ArrayStore(VariableStore):
             self._checkpoint = path
             self._names_there = {name for name, _ in tf.train.list_variables(path)}
 
-    def _put(self, name: str, value: np.ndarray, wanted: NamedSharding) -> None:
-        with all_dtypes():
-            self._arrays[name] = jax.make_array_from_callback(
-                value.shape, wanted, lambda index: value[index]
-            )
-
     def update(self, names: Sequence[str], arrays: Sequence[jax.Array]) -> None:
         """Sets variables to what a step returned.
 
@@ -565,8 +545,8 @@ class ArrayStore(VariableStore):
           value: an array of the shape of the variable; see VariableStore.
         """
         whole = fitting(name, self._form(name), value)
-        with self.lock:
-            self._put(name, whole.numpy(), self._arrays[name].sharding)
+        with self.lock, all_dtypes():
+            self._arrays[name] = placed(whole.numpy(), self._arrays[name].sharding)
 
     def _assign_part(self, name: str, index: tuple[slice, ...], value: np.ndarray) -> None:
         with self.lock, all_dtypes():

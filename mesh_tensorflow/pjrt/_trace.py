@@ -64,12 +64,7 @@ class ValueOfVariable:
     device = ""
 
     def __init__(self, variable: Variable, form: Form):
-        """Creates the variable, and the placeholder in the default graph.
-
-        Args:
-          variable: the Variable.
-          form: the form in which it is stored.
-        """
+        """Creates the variable, and the placeholder in the default graph."""
         self.variable, self.form = variable, form
         self.sizes = variable.shape.to_integer_list
         self.first = tf.placeholder(variable.slice_dtype, self.sizes)

@@ -30,6 +30,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow._programs import parser_of
 from mesh_tensorflow.testing import harness
 from mesh_tensorflow.testing.cases import CASES, Case
 from mesh_tensorflow.testing.programs import TOLERANCE, Program, check_results
@@ -269,10 +270,8 @@ def _found(name: str) -> MakeImpl:
 
 def _options(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
     """Returns what the command line says."""
-    parser = argparse.ArgumentParser(
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        prog="python -m mesh_tensorflow.testing.conformance",
-        description="Conformance of mesh implementations to the contract of MeshImpl.",
+    parser = parser_of(
+        "testing.conformance", "Conformance of mesh implementations to the contract of MeshImpl."
     )
     parser.add_argument("make_impl", help="module:function(mesh_shape, layout) -> MeshImpl")
     parser.add_argument("--only", default="", help="a part of the names of the cases to check")

@@ -204,11 +204,6 @@ def as_array(value: Any, name: str) -> np.ndarray:
 def with_dtype(array: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
     """Returns an array with another dtype, if that has all of its values.
 
-    Args:
-      array: the array.
-      dtype: the dtype.
-      name: the name of the feature.
-
     Raises:
       ValueError: a value is lost.
     """
@@ -278,12 +273,7 @@ class Part:
         return self.whole([array[self.rows(size)] for array in batch], size)
 
     def whole(self, arrays: Batch, size: int) -> Batch:
-        """Returns arrays of the whole batch, which are zero where other processes read.
-
-        Args:
-          arrays: the rows of this part.
-          size: the number of rows of the whole batch.
-        """
+        """Returns arrays of the whole batch of a size, of the rows of this part; zero elsewhere."""
         if self.count == 1:
             return arrays
         batch = []
@@ -348,11 +338,7 @@ class Source:
                 )
 
     def training(self, start: int) -> Iterator[Batch]:
-        """Yields whole batches, endlessly if the data can be read again.
-
-        Args:
-          start: the number of batches to leave out.
-        """
+        """Yields whole batches from number `start` on, endlessly if data can be read again."""
         raise NotImplementedError
 
     def once(self) -> Iterator[Batch]:
@@ -396,9 +382,6 @@ class Rows(Source):
 
     def training(self, start: int) -> Iterator[Batch]:
         """Returns whole batches in the order of each epoch, from number `start` on.
-
-        Args:
-          start: the number of batches to leave out.
 
         Raises:
           ValueError: there are fewer rows than in a batch.
@@ -502,13 +485,7 @@ class Dataset(Source):
     """A tf.data.Dataset of batches or of examples, of eager code or of a TensorFlow 1 graph."""
 
     def __init__(self, features: Features, part: Part, dataset: tf.data.Dataset):
-        """Creates a source.
-
-        Args:
-          features: the features.
-          part: the rows of each batch to read.
-          dataset: the tf.data.Dataset.
-        """
+        """Creates a source."""
         super().__init__(features, part)
         self._dataset = dataset
         shapes = features.shapes

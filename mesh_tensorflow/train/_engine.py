@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Optional, Protocol
+from typing import Any, Optional, Protocol
 
 import numpy as np
 import tensorflow as tf2
@@ -30,10 +30,7 @@ from mesh_tensorflow.train._model import (
     check_names,
 )
 from mesh_tensorflow.train._placing import Agreement, Choosing, Setup
-from mesh_tensorflow.train._saving import InThisThread
-
-if TYPE_CHECKING:
-    from mesh_tensorflow.train._loop import Initial
+from mesh_tensorflow.train._saving import Initial, InThisThread
 
 CHECKPOINT_NAME = "model.ckpt"
 
@@ -149,19 +146,19 @@ class _SessionProgram:
 
             def program(*tensors: tf.Tensor) -> dict[str, Any]:
                 step = None if placing.pjrt else self.step  # else on the other devices
-                made, given = model.build(
+                made, outputs = model.build(
                     features, tensors, placing.make_impl, step, before, training
                 )
                 lowered.append(made)
-                return given
+                return outputs
 
             inputs = _padded(feeds, batch, features.names) if padded else feeds
-            given = placing.run(program, inputs)
-            self._given = given
+            outputs = placing.run(program, inputs)
+            self._outputs = outputs
             # The session has the variable, so it counts the step, once XLA's program is done.
             if placing.pjrt and training:
-                with tf.control_dependencies([given["step"]]):
-                    given["step"] = tf.identity(self.step.assign_add(1))
+                with tf.control_dependencies([outputs["step"]]):
+                    outputs["step"] = tf.identity(self.step.assign_add(1))
             self.lowered = lowered[-1]
             self.variables = {v.op.name: v for v in tf.global_variables()}
             # Before there is an operation that initializes all, which then takes these values.
@@ -172,8 +169,8 @@ class _SessionProgram:
                 named.load_all(self.own)
             self.agreement = None if self._cluster is None else Agreement(self._cluster)
             self.session = placing.session(self.graph)
-            self._names = list(given)
-            self._run = self._runner([given[n] for n in self._names], feeds)
+            self._names = list(outputs)
+            self._run = self._runner([outputs[n] for n in self._names], feeds)
             self._to_slices = self.lowered.lowering.copy_masters_to_slices()
             self._to_masters = self.lowered.lowering.copy_slices_to_masters()
             # Without initial values, a model may be larger than the memory of this process.
@@ -184,10 +181,10 @@ class _SessionProgram:
 
     def _begin_with(self, initial: Initial) -> None:
         """Has the model's variables initialized with given weights, and averages with the same."""
-        found = self.lowered
-        averages = {w: self.variables[a] for w, a in found.averages.items() if a in self.variables}
-        trained = {part.name for v in found.graph.trainable_variables for part in v.parts}
-        dims = {p.name: p.shape.dimension_names for v in found.graph.all_variables for p in v.parts}
+        model = self.lowered
+        averages = {w: self.variables[a] for w, a in model.averages.items() if a in self.variables}
+        trained = {part.name for v in model.graph.trainable_variables for part in v.parts}
+        dims = {p.name: p.shape.dimension_names for v in model.graph.all_variables for p in v.parts}
         initial.load(self.own, trained, averages, dims)
 
     @property
@@ -200,11 +197,11 @@ class _SessionProgram:
         if self._cluster is None:
             # A callable skips what session.run does with names and structures at each step.
             return self.session.make_callable(fetches, feeds)
-        found = self._cluster.processes
+        processes = self._cluster.processes
 
         def run(*values: np.ndarray) -> list[Any]:
             # A process that is lost is named.
-            return found.run(self.session, fetches, dict(zip(feeds, values)))
+            return processes.run(self.session, fetches, dict(zip(feeds, values)))
 
         return run
 
@@ -276,7 +273,7 @@ class _SessionProgram:
             rows = tf.shape(self._feeds[0])[0]
             outputs = {
                 name.removesuffix("/0"): value[:rows]
-                for name, value in self._given.items()
+                for name, value in self._outputs.items()
                 if name != "step"
             }
             signature = tf.saved_model.predict_signature_def(
@@ -364,11 +361,9 @@ class SessionEngine(Engine):
         """Builds the training program, and initializes or restores its variables."""
         self._setup.features.check(batch)
         if self._choosing is not None:
-
-            def engine_of(tried: Setup, when_built: Callable[[], object]) -> SessionEngine:
-                return SessionEngine(tried, when_built=when_built)
-
-            chosen = self._choosing.placing(self._setup, batch, engine_of)
+            chosen = self._choosing.placing(
+                self._setup, batch, lambda tried, when: SessionEngine(tried, when_built=when)
+            )
             self._setup = dataclasses.replace(self._setup, placing=chosen)
         self.layout = ";".join(f"{d}:{m}" for d, m in self._setup.placing.rules.pairs)
         self._training = _SessionProgram(self._setup, batch, True, initial)
@@ -491,7 +486,7 @@ class SessionEngine(Engine):
             if features.batch_dim.size % placing.parts_of_batch(features.batch_dim):
                 # The rows that are left over are fewer than the parts; they are computed by all
                 # processors alike.
-                placing = placing.whole(features.batch_dim)
+                placing = placing.without(features.batch_dim.name)
         setup = dataclasses.replace(
             self._setup, model=self._eval_model, placing=placing, features=features
         )
@@ -606,15 +601,15 @@ class StepEngine(Engine):
           ValueError: there is no store.
         """
         self._step_fn, self._eval_fn = step_fn, eval_fn
-        found = getattr(step_fn, "store", None) if store is None else store
-        if not isinstance(found, mtf.VariableStore):
+        store = getattr(step_fn, "store", None) if store is None else store
+        if not isinstance(store, mtf.VariableStore):
             raise ValueError(
                 f"fit: {getattr(step_fn, '__name__', step_fn)} is given without an optimizer, so "
                 "it should be a step function: decorate it with @mtf.function, whose variables "
                 "fit saves, or give fit(store=...), the mtf.VariableStore in whose scope it builds "
                 "its program. For a model function, give fit an optimizer"
             )
-        self._store: mtf.VariableStore = found
+        self._store = store
         self._features = features
         self._seed = seed
         self._step: Any = None

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import io
 import itertools
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Optional, TypeVar, Union, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
-from mesh_tensorflow._calls import arguments_of, names_taken
+from mesh_tensorflow._calls import arguments_of
 from mesh_tensorflow._core.errors import (
     check_flag,
     check_whole,
     did_you_mean,
+    explained,
     is_real,
     is_whole,
     slip,
@@ -37,20 +36,7 @@ from mesh_tensorflow.ops import Precision
 from mesh_tensorflow.optimize import ExponentialMovingAverage
 from mesh_tensorflow.train._data import AnyDataset, Features, Part, Source, opened, source_of
 from mesh_tensorflow.train._engine import Engine, SessionEngine, StepEngine, wrong_values
-from mesh_tensorflow.train._loop import (
-    Found,
-    Initial,
-    InitialLike,
-    Loop,
-    Rates,
-    Result,
-    Resume,
-    damaged,
-    find_checkpoint,
-    initial_of,
-    packed,
-    unpacked,
-)
+from mesh_tensorflow.train._loop import Loop, Rates, Result, packed, unpacked
 from mesh_tensorflow.train._model import Model, check_optimizer
 from mesh_tensorflow.train._placing import (
     Choosing,
@@ -63,13 +49,18 @@ from mesh_tensorflow.train._placing import (
 from mesh_tensorflow.train._saving import (
     Best,
     Checkpoints,
+    Found,
+    Initial,
+    InitialLike,
+    Resume,
+    damaged,
+    find_checkpoint,
+    initial_of,
     not_a_number,
     weights_not_numbers,
 )
 from mesh_tensorflow.train.callbacks import Callback, Run, TensorBoard, has_board
 from mesh_tensorflow.visualize import training_report
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 _BATCH = (
     "the size of a batch is that of the first dimension in dims, such as "
@@ -81,7 +72,7 @@ _STEPS = (
     "batch evaluates after each epoch"
 )
 # Names that other trainers have, and what there is in their place.
-_ELSEWHERE = {
+ELSEWHERE = {
     "epochs": _STEPS,
     "num_epochs": _STEPS,
     "num_train_epochs": _STEPS,
@@ -102,38 +93,6 @@ _ELSEWHERE = {
     "checkpoint_dir": "give directory",
     "output_dir": "give directory",
 }
-
-
-def explained(
-    elsewhere: Mapping[str, str] = _ELSEWHERE, further: Collection[str] = ()
-) -> Callable[[F], F]:
-    """Returns a decorator: unknown arguments are told what there is in their place.
-
-    Args:
-      elsewhere: names that others have, and what there is in their place.
-      further: names of arguments that the function takes as `**kwargs`.
-    """
-
-    def decorator(function: F) -> F:
-        known = names_taken(function).union(further)
-
-        @functools.wraps(function)
-        def called(*args: Any, **kwargs: Any) -> Any:
-            # Python's own error would name one of them, and not what there is in its place.
-            unknown = [name for name in kwargs if name not in known]
-            if unknown:
-                texts = [
-                    f"{name!r}: {elsewhere[name]}"
-                    if name in elsewhere
-                    else f"{name!r}{did_you_mean(name, known)}"
-                    for name in unknown
-                ]
-                raise TypeError(f"{function.__name__} has no argument {'; and none '.join(texts)}")
-            return function(*args, **kwargs)
-
-        return cast(F, called)
-
-    return decorator
 
 
 # Arguments that are data, or say nothing about what is trained.
@@ -229,7 +188,7 @@ def check_seed(seed: Optional[int]) -> None:
         )
 
 
-@explained()
+@explained(ELSEWHERE)
 def fit(
     model_fn: Callable[..., Any],
     data: Any,
@@ -455,7 +414,7 @@ def fit(
         run=Run(steps, directory, logdir, _told(arguments)),
         source=source,
         eval_source=_eval_source(eval_data, features),
-        checkpoints=Checkpoints(engine, directory, keep, save_in_background, best)
+        checkpoints=Checkpoints(engine.save, directory, keep, save_in_background, best)
         if directory is not None and chief
         else None,
         best=best,
@@ -643,19 +602,16 @@ def _run(loop: Loop, resume: Resume, initial: Optional[Initial]) -> Result:
             + (f" after step {run.step}, where this run goes on" if run.step else "")
             + ": there are too few examples, or the data can be read only once"
         )
-    stream = None if loop.show else io.StringIO()
     # Without a last line: small models are read before there is a first. Its clock starts with the
     # first part, as the program, which is built before that, says nothing of their rate.
-    progress = Progress(None, "read weights", unit="part", stream=stream, leave=False)
+    progress = Progress(None, "read weights", unit="part", leave=False, show=loop.show)
+    if last is not None:
+        initial = None  # a run that goes on has weights of its own
+    elif initial is not None:
+        say = loop.say if initial.resize is not None else None
+        initial = initial._replace(progress=progress, say=say)
     with contextlib.closing(progress), _fault_told(last):
-        # A run that goes on has weights of its own, so initial ones have no effect.
-        if last is not None:
-            engine.prepare(first, last.path, None)
-        elif initial is not None:
-            say = loop.say if initial.resize is not None else None
-            engine.prepare(first, None, initial._replace(progress=progress, say=say))
-        else:
-            engine.prepare(first, None, None)
+        engine.prepare(first, None if last is None else last.path, initial)
     # The report goes over the whole program, which takes a while for a large one.
     if engine.lowered is not None and loop.show:
         places = {"checkpoints": run.directory, "logs": run.logdir}

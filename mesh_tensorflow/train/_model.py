@@ -322,11 +322,7 @@ class Model:
         return LoweredModel(graph, lowering, afters, averages, own), {**gives, "step": after}
 
     def averages_of(self, graph: mtf.Graph) -> dict[str, str]:
-        """Returns the names of the averages of weights, by the names of the weights.
-
-        Args:
-          graph: the program of the model.
-        """
+        """Returns the names of the averages of weights, by the names of the weights."""
         if self.average is None:
             return {}
         average = _average_of(self.average)
@@ -358,9 +354,9 @@ class Model:
                 return loss.mean() if loss.weight is None else (loss.value, loss.weight)
 
             inputs = features.unpacked(arguments)
-            found = accumulate_gradients(loss_fn, inputs, features.batch_dim, self.microbatches)
+            step = accumulate_gradients(loss_fn, inputs, features.batch_dim, self.microbatches)
             _check_variables(graph)
-            return {"loss": Output(found.loss)}, found.grads
+            return {"loss": Output(step.loss)}, step.grads
         outputs = self._outputs(features, mesh, arguments, True)
         _check_variables(graph)
         weights = [v.value for v in graph.trainable_variables]

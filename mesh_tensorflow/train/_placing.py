@@ -54,20 +54,18 @@ _found: list[Cluster] = []  # the one of this process, whose server lasts as lon
 
 
 class Cluster:
-    """The processes of a run, and the server of this one.
+    """The processes of a run, and the server of this one; they are the Servers of a profile.
 
     Attributes:
       processes: the Processes.
       per_process: the number of logical CPUs of each.
+      exchange: within `together`, tells all processes what each says.
     """
 
-    def __init__(self, found: Processes, per_process: int):
-        """Starts the server of this process, and waits for those of the others.
+    exchange: Exchange
 
-        Args:
-          found: the Processes.
-          per_process: the number of logical CPUs of each.
-        """
+    def __init__(self, found: Processes, per_process: int):
+        """Starts the server of this process, and waits for those of the others."""
         self.processes, self.per_process = found, per_process
         self._server = found.start_server(per_process)
         self._runs = self._talks = 0
@@ -79,6 +77,11 @@ class Cluster:
     def local(self) -> list[int]:
         """The numbers of the processors of this process."""
         return self.processes.local(self.per_process)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process decides what all do."""
+        return self.processes.is_chief
 
     def session(self, graph: tf.Graph, options: Optional[tf.GraphOptions] = None) -> tf.Session:
         """Returns a session on the server of this process.
@@ -92,16 +95,20 @@ class Cluster:
             config.graph_options.CopyFrom(options)
         return tf.Session(self._server.target, graph=graph, config=config)
 
+    def run(self, session: tf.Session, fetches: Any) -> Any:
+        """Returns what a session fetches, without waiting forever for a lost process."""
+        return self.processes.run(session, fetches)
+
     @contextlib.contextmanager
-    def together(self) -> Iterator[Together]:
+    def together(self) -> Iterator[None]:
         """Context in which all processes do the same, and tell each other what they find.
 
         All enter such contexts in the same order. If one fails within, all do, with its reason.
         """
         self._talks += 1
         name = f"fit_talks_{self._talks}"
-        with self.processes.exchanging(self._server, name) as exchange:
-            yield Together(self, exchange)
+        with self.processes.exchanging(self._server, name) as self.exchange:
+            yield
 
     def next_container(self) -> str:
         """Returns the name of the place on the servers where the next run has its variables."""
@@ -122,37 +129,6 @@ class Cluster:
             self.finish()
 
 
-@dataclasses.dataclass(frozen=True)
-class Together:
-    """Processes of a Cluster that do the same; they are the Servers of a profile.
-
-    Attributes:
-      cluster: the Cluster.
-      exchange: tells all of them what each says.
-    """
-
-    cluster: Cluster
-    exchange: Exchange
-
-    @property
-    def local(self) -> list[int]:
-        """The numbers of the processors of this process."""
-        return self.cluster.local
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this process decides what all do."""
-        return self.cluster.processes.is_chief
-
-    def session(self, graph: tf.Graph, options: Optional[tf.GraphOptions] = None) -> tf.Session:
-        """Returns a session; see Cluster."""
-        return self.cluster.session(graph, options)
-
-    def run(self, session: tf.Session, fetches: Any) -> Any:
-        """Returns what a session fetches, without waiting forever for a lost process."""
-        return self.cluster.processes.run(session, fetches)
-
-
 # What processes tell each other, by the names of variables.
 _LAST, _SIGNAL, _SAVED = "last_step_of_all", "signal_of_all", "saved_step_of_all"
 
@@ -161,11 +137,7 @@ class Agreement:
     """What all know of each other: the step at which they stop and why, and that all is saved."""
 
     def __init__(self, cluster: Cluster):
-        """Adds its variables to the default tf graph.
-
-        Args:
-          cluster: the processes.
-        """
+        """Adds its variables to the default tf graph."""
         self._cluster = cluster
         chief = f"/job:{cluster.processes.job}/replica:0/task:0/device:CPU:0"
         with tf.device(chief):
@@ -196,12 +168,7 @@ class Agreement:
                 session.run(self._sets[name], {self._fed: value})
 
     def settle(self, session: tf.Session, step: int) -> None:
-        """Waits until the chief has come here too, and so has saved.
-
-        Args:
-          session: the session of this process.
-          step: the number of steps that are done.
-        """
+        """Waits until the chief has come here too, and so has saved."""
         if self._cluster.processes.is_chief:
             session.run(self._sets[_SAVED], {self._fed: step})
         # By `run`, which ends with an error if a process is lost, while this would wait forever.
@@ -330,11 +297,7 @@ class Placing:
         return program(*inputs)
 
     def session(self, graph: tf.Graph) -> tf.Session:
-        """Returns a session that has the devices.
-
-        Args:
-          graph: its tf graph.
-        """
+        """Returns a session that has the devices."""
         if self.cluster is not None:
             return self.cluster.session(graph)
         # Two processors of a SIMD program that soft placement put on one device would wait for each
@@ -352,21 +315,12 @@ class Placing:
             return 1
         return mtf.tensor_dim_to_mesh_dim_size(self.rules, self.shape, batch_dim)
 
-    def whole(self, batch_dim: mtf.Dimension) -> Placing:
-        """Returns the same mesh, with a layout that does not split the batch dimension.
-
-        Args:
-          batch_dim: the dimension of the batch.
-        """
-        pairs = [pair for pair in self.rules.pairs if pair[0] != batch_dim.name]
-        return dataclasses.replace(self, rules=self.rules.of_pairs(pairs))
+    def without(self, name: str) -> Placing:
+        """Returns the same mesh, with a layout that does not split a dimension."""
+        return dataclasses.replace(self, rules=self.rules.without(name))
 
     def part(self, batch_dim: mtf.Dimension) -> Part:
-        """Returns the rows of each batch that this process reads: those of its processors.
-
-        Args:
-          batch_dim: the dimension of the batch.
-        """
+        """Returns the rows of each batch that this process reads: those of its processors."""
         # Where the batch is not split, each processor has all of it, and each process reads all.
         axis = self.rules.mesh_axis(batch_dim, self.shape)
         if self.cluster is None or axis is None:
@@ -430,9 +384,6 @@ class Given:
 
 def placing_of(given: Given) -> Placing:
     """Returns the Placing that the arguments of `fit` describe.
-
-    Args:
-      given: these arguments.
 
     Raises:
       ValueError: there are too few devices, some are not there, or `mesh_impl` is given besides the
@@ -540,13 +491,13 @@ def devices_of(
         check_devices(devices, shape)
         _check_exist(devices, what)
         return tuple(devices)
-    found = default_devices()
-    if len(found) >= shape.size:
-        return tuple(found[: shape.size])
-    if any("GPU" in device for device in found):
+    available = default_devices()
+    if len(available) >= shape.size:
+        return tuple(available[: shape.size])
+    if any("GPU" in device for device in available):
         raise ValueError(
             f"{what}: the mesh [{dims_text(shape)}] has {shape.size} processors, but there are "
-            f"{len(found)} GPUs. Name the devices, or make the mesh smaller"
+            f"{len(available)} GPUs. Name the devices, or make the mesh smaller"
         )
     if simd:  # the session has as many logical CPUs
         return tuple(f"/device:CPU:{i}" for i in range(shape.size))
@@ -606,13 +557,12 @@ class Choosing:
           engine_of: returns a new engine for a Setup, which calls a function before it runs what it
             has built.
         """
-        placing = setup.placing
-        together: Optional[Together] = None
+        placing, cluster = setup.placing, setup.placing.cluster
 
         def when_built() -> None:
-            if together is not None:
+            if cluster is not None:
                 # One that could not build it says so here; the others would wait for it in a step.
-                together.exchange(None)
+                cluster.exchange(None)
 
         @contextlib.contextmanager
         def run(tried: Placing) -> Iterator[Callable[[], Any]]:
@@ -624,11 +574,9 @@ class Choosing:
             finally:
                 engine.close()
 
-        with contextlib.ExitStack() as stack:
-            if placing.cluster is not None:
-                together = stack.enter_context(placing.cluster.together())
+        with contextlib.nullcontext() if cluster is None else cluster.together():
             graph = _graph_of(setup, batch)
-            place = Place(placing.shape, placing.devices, placing.simd, placing.pjrt, together)
+            place = Place(placing.shape, placing.devices, placing.simd, placing.pjrt, cluster)
             return self._chosen(place, placing, graph, run)
 
     def _chosen(

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._calls import arguments_of
-from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.errors import dims_text, explained
 from mesh_tensorflow._core.layout import LayoutLike
 from mesh_tensorflow._core.shape import ShapeLike
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
@@ -22,17 +22,17 @@ from mesh_tensorflow.ops import Precision
 from mesh_tensorflow.optimize import ExponentialMovingAverage
 from mesh_tensorflow.train._data import Features, source_of
 from mesh_tensorflow.train._engine import SessionEngine
-from mesh_tensorflow.train._fit import explained
-from mesh_tensorflow.train._loop import initial_of
+from mesh_tensorflow.train._fit import ELSEWHERE
 from mesh_tensorflow.train._model import Model, Output, call_model
 from mesh_tensorflow.train._placing import Given, Placing, Setup, placing_of
+from mesh_tensorflow.train._saving import initial_of
 
 __all__ = ["evaluate", "export", "predict"]
 
 Weights = Union[str, "os.PathLike[str]", Mapping[str, Any]]
 
 
-@explained()
+@explained(ELSEWHERE)
 def evaluate(
     model_fn: Callable[..., Any],
     data: Any,
@@ -89,18 +89,17 @@ def evaluate(
     arguments = dict(locals())
     model = Model(model_fn, None, average=average, precision=precision)
 
-    def run(engine: SessionEngine, batches: Any) -> dict[str, float]:
+    def run(engine: SessionEngine, batches: Any) -> _Used:
         means = engine.evaluate(batches)
         if not means:
             raise ValueError("evaluate: the data have no rows")
-        return means
+        return "dict", means
 
-    found = _use("evaluate", model, arguments, run, lambda d: (d, []))
-    # A process that the first one leads gets what is shared, with its arrays.
-    return found if isinstance(found, dict) else found[0]
+    _, means = _use("evaluate", model, arguments, run)
+    return {name: float(mean) for name, mean in means.items()}
 
 
-@explained()
+@explained(ELSEWHERE)
 def predict(
     model_fn: Callable[..., Any],
     data: Any,
@@ -163,27 +162,20 @@ def predict(
     arguments = dict(locals())
     model = _Predictor(model_fn, None, average=average, precision=precision)
 
-    def run(engine: SessionEngine, batches: Any) -> dict[str, np.ndarray]:
-        found = engine.predict(batches)
-        if not found:
+    def run(engine: SessionEngine, batches: Any) -> _Used:
+        pieces = engine.predict(batches)
+        if not pieces:
             raise ValueError("predict: the data have no rows")
-        return {name: np.concatenate([piece[name] for piece in found]) for name in found[0]}
+        names = pieces[0]
+        return model.kind[0], {n: np.concatenate([piece[n] for piece in pieces]) for n in names}
 
-    def share(named: dict[str, np.ndarray]) -> tuple[list[str], list[np.ndarray]]:
-        # With the kind, which only the process that has built the model knows.
-        return [model.kind[0], *named], list(named.values())
-
-    found = _use("predict", model, arguments, run, share)
-    if not isinstance(found, dict):  # in a process that the first one leads
-        (kind, *names), arrays = found
-        model.kind.append(kind)
-        found = dict(zip(names, arrays))
-    if model.kind[0] == "dict":
-        return found
-    return tuple(found.values()) if model.kind[0] == "tuple" else found["output"]
+    kind, outputs = _use("predict", model, arguments, run)
+    if kind == "dict":
+        return outputs
+    return tuple(outputs.values()) if kind == "tuple" else outputs["output"]
 
 
-@explained()
+@explained(ELSEWHERE)
 def export(
     model_fn: Callable[..., Any],
     data: Any,
@@ -249,7 +241,7 @@ def export(
         )
     model = _Predictor(model_fn, None, average=average, precision=precision)
 
-    def run(engine: SessionEngine, batches: Any) -> dict[str, Any]:
+    def run(engine: SessionEngine, batches: Any) -> _Used:
         first = next(batches, None)
         if first is None:
             raise ValueError("export: the data have no rows")
@@ -263,9 +255,9 @@ def export(
             if tf.io.gfile.exists(target):
                 # It is an empty directory, as was checked; `rename` refuses a target that is there.
                 tf.io.gfile.rmtree(target)
-        return {}
+        return model.kind[0], {}
 
-    _use("export", model, arguments, run, lambda d: (d, []))
+    _use("export", model, arguments, run)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -309,13 +301,16 @@ class _Predictor(Model):
         return mtf.transpose(x, mtf.Shape([batch, *(d for d in x.shape if d != batch)]))
 
 
+# The kind of a result, as `_Predictor.kind` says it, and arrays or numbers by name.
+_Used = tuple[str, dict[str, Any]]
+
+
 def _use(
     called: str,
     model: Model,
     arguments: Mapping[str, Any],
-    run: Callable[[SessionEngine, Any], Any],
-    share: Callable[[Any], Any],
-) -> Any:
+    run: Callable[[SessionEngine, Any], _Used],
+) -> _Used:
     """Runs a model on all batches of data with weights that are there.
 
     Args:
@@ -323,7 +318,6 @@ def _use(
       model: the model.
       arguments: those of the function, by name.
       run: uses the model, given an engine and the batches; returns its result.
-      share: returns what of a result JSON can say, and its arrays, for other processes of JAX.
     """
     data, dims, directory = (arguments[name] for name in ("data", "dims", "directory"))
     if dims is None:
@@ -345,7 +339,7 @@ def _use(
         source.check_end(f"{called}: the data")
 
     # A function, as with several processes of JAX the first one alone calls it.
-    def main() -> Any:
+    def main() -> _Used:
         # Nothing is trained: each use runs the second, the model of evaluations.
         engine = SessionEngine(Setup(model, placing, features, arguments["seed"]))
         try:
@@ -356,6 +350,15 @@ def _use(
         finally:
             engine.close()
 
+    def share(used: _Used) -> tuple[list[str], list[np.ndarray]]:
+        # What JSON can say, and arrays. The kind, too, which only the first process knows.
+        kind, named = used
+        return [kind, *named], [np.asarray(value) for value in named.values()]
+
     if not placing.pjrt:
         return main()
-    return pjrt().run_in_chief(main, share)
+    kind, values = pjrt().run_in_chief(main, share)
+    if isinstance(values, dict):
+        return kind, values
+    kind, *names = kind  # in a process that the first one leads
+    return kind, dict(zip(names, values))

@@ -17,6 +17,7 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._core.errors import missing_package
 from mesh_tensorflow._mesh.variables.checkpoint_files import check_writable
 from mesh_tensorflow._paths import write_whole
+from mesh_tensorflow._units import plural
 from mesh_tensorflow.estimator.export import MODES, is_better
 from mesh_tensorflow.estimator.summaries import histograms, scalars
 
@@ -230,7 +231,7 @@ class EarlyStopping(Callback):
         else:
             self.waited += 1
         if self.waited >= self.patience:
-            times = "1 evaluation" if self.patience == 1 else f"{self.patience} evaluations"
+            times = f"{self.patience} {plural('evaluation', self.patience)}"
             on = "" if self.best is None else f" on {self.best:.4g}"
             run.stop(f"{self.metric} has not improved{on} for {times}")
 
@@ -344,8 +345,10 @@ class TensorBoard(Callback):
 
 def has_board(callbacks: Sequence[Callback], logdir: str) -> bool:
     """Returns whether a TensorBoard among callbacks writes to the directory of a run's logs."""
-    found = [callback._logdir for callback in callbacks if isinstance(callback, TensorBoard)]
-    return any(own is None or os.path.realpath(own) == os.path.realpath(logdir) for own in found)
+    directories = [callback._logdir for callback in callbacks if isinstance(callback, TensorBoard)]
+    return any(
+        own is None or os.path.realpath(own) == os.path.realpath(logdir) for own in directories
+    )
 
 
 class _FileLog(Callback):
@@ -506,10 +509,10 @@ class _Tracker(Callback):
         where = run.directory or run.logdir
         path = where and os.path.join(where, f"{self._name}_run.json")
         known = read_json(path).get("id") if run.step else None
-        found = self._begin(run, known, {**run.arguments, **self._config})
-        if path is not None and found != known:
+        run_id = self._begin(run, known, {**run.arguments, **self._config})
+        if path is not None and run_id != known:
             tf.gfile.MakeDirs(where)
-            write_whole(path, json.dumps({"id": found}))
+            write_whole(path, json.dumps({"id": run_id}))
 
     def on_log(self, run: Run, values: Mapping[str, float]) -> None:
         """Adds the values of a step."""

@@ -29,7 +29,7 @@ from mesh_tensorflow._huggingface import Folder
 from mesh_tensorflow._huggingface import write_folder as write_huggingface
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._paths import written_whole
-from mesh_tensorflow._programs import run_with_parser
+from mesh_tensorflow._programs import parser_of, run_with_parser
 from mesh_tensorflow.checkpoint import load_global_step
 from mesh_tensorflow.optimize._base import weights_of
 
@@ -558,11 +558,10 @@ def with_draft(checkpoint: str, draft: str, directory: str) -> str:
 
 def _options(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     """Returns what the command line says."""
-    parser = argparse.ArgumentParser(
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        prog="python -m mesh_tensorflow.transformer.convert",
-        description="Converts checkpoints of T5 models to and from Hugging Face's format; joins "
-        "checkpoints of a model and its draft.",
+    parser = parser_of(
+        "transformer.convert",
+        "Converts checkpoints of T5 models to and from Hugging Face's format; joins checkpoints of "
+        "a model and its draft.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
     there = commands.add_parser("to-huggingface", help="a checkpoint to model.safetensors")

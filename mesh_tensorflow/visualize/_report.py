@@ -10,7 +10,7 @@ from typing import Any, Optional, Union
 
 from mesh_tensorflow._core.operation import Tensor
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow._units import bytes_text, count_text, counted
+from mesh_tensorflow._units import bytes_text, count_text, counted, plural
 from mesh_tensorflow._watching import is_recorded
 from mesh_tensorflow.auto_mtf import explanation
 from mesh_tensorflow.auto_mtf.hardware import Hardware
@@ -255,7 +255,7 @@ def _parameters_text(summary: Summary) -> str:
 def _communication_lines(sent: Communication) -> list[str]:
     items = sent.by_collective()
     lines = [
-        f"{item.collective} over {item.mesh_axes}: {item.times} time{'s' * (item.times > 1)}, "
+        f"{item.collective} over {item.mesh_axes}: {item.times} {plural('time', item.times)}, "
         f"{bytes_text(item.bytes_per_processor)} of each processor"
         for item in items[:_MOST_COLLECTIVES]
     ]

@@ -260,11 +260,7 @@ def _part(tile: Tile, dimension: int) -> str:
 
 
 def others(sharding: Sharding) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yields the tables to show: (the parts of the dimensions that are not shown, an index).
-
-    Args:
-      sharding: a Sharding.
-    """
+    """Yields the tables to show: (the parts of the dimensions that are not shown, an index)."""
     ranges = [range(1) if i in sharding.shown else range(n) for i, n in enumerate(sharding.parts)]
     # One table for each combination of parts of the dimensions that tables do not show.
     for index in itertools.product(*ranges):

@@ -14,7 +14,7 @@ from mesh_tensorflow._core.shape import Shape
 from mesh_tensorflow._lowering.lowering import Lowering
 from mesh_tensorflow._lowering.rewrites import has_stored_names, stored_shapes
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
-from mesh_tensorflow._units import bytes_text, count_text, shortened_apart
+from mesh_tensorflow._units import bytes_text, count_text, plural, shortened_apart
 from mesh_tensorflow.ops._variables.variable import Variable
 from mesh_tensorflow.optimize._base import is_slot
 
@@ -122,7 +122,7 @@ def subject_of(what: str, program: Program, mesh_impl: Impls = None) -> Subject:
 
 def mesh_text(impl: MeshImpl) -> str:
     """Returns "rows=2, cols=2: 4 processors"."""
-    count = f"{impl.size} processor{'s' if impl.size > 1 else ''}"
+    count = f"{impl.size} {plural('processor', impl.size)}"
     return f"{dims_text(impl.shape)}: {count}" if impl.ndims else count
 
 
@@ -227,19 +227,15 @@ def _row(variable: Variable, stored: Shape, kind: str, impl: MeshImpl) -> Variab
 
 
 def variable_rows(subject: Subject) -> list[VariableRow]:
-    """Returns a row for each variable, weights first, in order of creation.
-
-    Args:
-      subject: a Subject.
-    """
+    """Returns a row for each variable, weights first, in order of creation."""
     # Of stacked variables, those that they consist of.
     variables = [part for v in subject.graph.all_variables for part in v.parts]
     weights = {v.name: v.shape.to_integer_list for v in variables if v.trainable}
     stored = stored_shapes(subject.graph, subject.impls)
     rows = [_row(v, stored[v], _kind(v, weights), subject.impls[v.mesh]) for v in variables]
     # Variables that have been stacked are still known by name, in order of creation.
-    made = {name: i for i, name in enumerate(subject.graph.name_to_variable)}
-    return sorted(rows, key=lambda row: (list(KINDS).index(row.kind), made[row.name]))
+    order = {name: i for i, name in enumerate(subject.graph.name_to_variable)}
+    return sorted(rows, key=lambda row: (list(KINDS).index(row.kind), order[row.name]))
 
 
 class Summary:

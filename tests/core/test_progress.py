@@ -110,6 +110,14 @@ def test_work_of_less_than_a_second_has_only_a_last_line():
     assert untimed(stream.getvalue()) == "train: 300/300 steps in 0.0 s, loss 0.003333\n"
 
 
+def test_a_silent_line_writes_nothing(at_once, terminal, output):
+    output(terminal)
+    with Progress(9, "train", show=False) as progress:
+        progress.update(loss=0.5)
+        print("in between")
+    assert terminal.read() == "in between\n"
+
+
 def test_bytes_are_shown_in_units(at_once):
     stream = io.StringIO()
     with Progress(3 * 2**20, "read", unit="byte", stream=stream) as progress:
