@@ -16,6 +16,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._calls import names_taken
 from mesh_tensorflow._core.errors import check_flag, check_whole, is_real
+from mesh_tensorflow._mesh.variables.checkpoint_files import check_writable
 from mesh_tensorflow._processes.processes import processes
 from mesh_tensorflow.models import _lora
 from mesh_tensorflow.models._examples import Examples, questions_of
@@ -35,6 +36,7 @@ _RATE = 1e-4
 # Arguments of `fit` that say where it trains; without them, on the mesh of the model.
 _PLACES = {"mesh_shape", "layout", "devices", "simd", "mesh_impl", "zero", "zero_axis", "uneven"}
 _GIVEN = {"model_fn", "data", "eval_data", "dims", "init_checkpoint"}  # by `finetune` itself
+_BEHIND_ANSWERS = 8  # ids that exact_match has room for
 _EPOCHS = "give epochs, how often all rows are seen; or steps"
 # Names that `fit` and other trainers have, and what there is in their place.
 _ELSEWHERE = {
@@ -117,21 +119,22 @@ def finetune(
         check_flag("finetune", name, flag)
     if eval_examples is not None and not isinstance(eval_examples, (str, os.PathLike)):
         eval_examples = list(eval_examples)  # they are gone through twice
-    adapters, begin = _adapters_of(model._form, lora, freeze, options.get("seed", 0))
+    form = model._form_of_family
+    adapters, begin = _adapters_of(form, lora, freeze, options.get("seed", 0))
     if save_adapters is not None:
         if not isinstance(adapters, Lora):
             raise ValueError("finetune: save_adapters is for adapters; give lora, such as 'q,v:8'")
         if not isinstance(save_adapters, (str, os.PathLike)):  # else told after the training
             raise ValueError(f"finetune: save_adapters={save_adapters!r} is no path of a folder")
-        adapters.check_saved(model._form)
+        adapters.check_saved(form)
+        check_writable(os.fspath(save_adapters), "finetune: save_adapters")
     if exact_match and eval_examples is None:
         raise ValueError("finetune: exact_match is of eval_examples, which are not given")
-    if exact_match and eval_examples is not None:
-        questions_of(eval_examples)  # a mistake in them is found before the training
     rows = model.examples(examples, length, pack)
     eval_rows = None
     if eval_examples is not None:
         eval_rows = _filled_up(model.examples(eval_examples, length, pack), batch_size)
+        new_tokens = _checked_questions(model, eval_examples) if exact_match else 0
     number = len(rows["ids"])
     if number < batch_size:
         raise ValueError(
@@ -165,13 +168,13 @@ def finetune(
         **{**defaults, **options},
     )
     if isinstance(adapters, Lora):
-        if save_adapters is not None and processes().is_chief:  # one file, of all processes
-            adapters.save(model._form, result.variables, save_adapters)
         model.assign(adapters.merged(model.weights, result.variables))
+        if save_adapters is not None and processes().is_chief:  # one file, of all processes
+            adapters.save(form, result.variables, save_adapters)
     else:
         model.assign(result.variables)
     if exact_match and eval_examples is not None:
-        share = model.exact_match(eval_examples, batch_size=batch_size)
+        share = model.exact_match(eval_examples, new_tokens, batch_size)
         result.evaluations[-1]["exact_match"] = share
     return result
 
@@ -196,6 +199,21 @@ def _check(
         raise ValueError("finetune: give steps or epochs, one of them")
     if epochs is not None and not (is_real(epochs) and 0 < epochs < math.inf):
         raise ValueError(f"finetune: epochs={epochs!r} must be a number above 0")
+
+
+def _checked_questions(model: LanguageModel, examples: Examples) -> int:
+    """Returns how many ids continue prompts: as many as the longest answer has, and some more.
+
+    Raises:
+      ValueError: there is no answer, or a prompt is too long, which is found before the training.
+    """
+    pairs = questions_of(examples)
+    tokenizer = model.tokenizer  # which there is where there are texts
+    answers = [tokenizer.encode(x) if tokenizer and isinstance(x, str) else x for _, x in pairs]
+    # The end of a text is an id, too, and what goes on behind the answer is to be told from it.
+    number = max(map(len, answers)) + _BEHIND_ANSWERS
+    model._rows("exact_match", [prompt for prompt, _ in pairs], number)
+    return number
 
 
 def _filled_up(rows: Mapping[str, np.ndarray], batch_size: int) -> dict[str, np.ndarray]:

@@ -49,6 +49,8 @@ class Pretrained:
         self.weights = weights
         self.store = place.new_store()
         self.store.begin_with(weights)
+        # By the names of the whole model, which PEFT has also where a folder has shorter ones.
+        self._form_of_family = form
         self._form = form = weights.form if isinstance(weights, Weights) else form
         self._names = [weight.ours for weight in form.weights]
         self._dtypes = {

@@ -247,6 +247,12 @@ def test_adapters_of_tensors_with_several_kernels(name, module, tmp_path):
         np.testing.assert_allclose(after[tensor], value + change, rtol=1e-5, atol=1e-5)
 
 
+def test_tables_have_no_adapters():
+    """Of the 350m's embedding, whose rows are projected, the projections may have some."""
+    with pytest.raises(ValueError, match="no table; it has embedding2, embedding3, k, o, q, v, w"):
+        tuned(model_of("opt_350m"), lora="table:2")
+
+
 def test_gpt2s_modules_are_told_apart(tmp_path):
     tuned(model_of("gpt2"), 1, lora="o:2", save_adapters=tmp_path)
     config = json.loads((tmp_path / "adapter_config.json").read_text())
@@ -332,6 +338,21 @@ def test_it_learns_what_it_is_asked():
     assert model.generate([[5, 6]], 3) == [[70, 71, 2]]
 
 
+def test_answers_of_any_length():
+    """Prompts have room for the longest one, and what is too long is told before a training."""
+    long = [{"ids": [5, 6, *range(10, 90), 2], "weights": [0, 0, *[1] * 81]}]
+    model = model_of()
+    result = mtf.models.finetune(
+        model, long * 2, 100, length=83, batch_size=1, learning_rate=0.02, lora="all:4",
+        eval_examples=long, exact_match=True, progress=False,
+    )  # fmt: skip
+    assert result.evaluations[-1]["exact_match"] == 1.0
+    text = "exact_match: prompt 0 with 9 new ids takes 133 positions, .* a table of 128"
+    questions = [{"ids": [5] * 125 + [6], "weights": [0] * 125 + [1]}]
+    with pytest.raises(ValueError, match=text):
+        tuned(model_of("gpt2"), length=126, eval_examples=questions, exact_match=True)
+
+
 @pytest.mark.parametrize(
     "options, text",
     [
@@ -354,6 +375,7 @@ def test_it_learns_what_it_is_asked():
         ({"lora": "q,up:8"}, "the model has no up; it has k, o, q, v, wi_0, wi_1, wo"),
         ({"save_adapters": "x"}, "save_adapters is for adapters; give lora"),
         ({"lora": "q:2", "save_adapters": 5}, "save_adapters=5 is no path of a folder"),
+        ({"lora": "q:2", "save_adapters": __file__}, "save_adapters '.*' cannot be written: .* in"),
         # Nothing is allocated for them before.
         (
             {"lora": "q:1000000000000"},

@@ -527,6 +527,7 @@ def test_mistakes_of_the_command(tmp_path):
         (["--prompt=\xa5", "--top_p=0"], "mesh_tensorflow.generate: generate: top_p=0.0 must be"),
         (["--chat", "--prompt=a"], "not allowed with argument"),
         (["--prompts_file=nothing.txt"], "nothing.txt"),
+        (["--prompt=\xa5", "--system=\xa5"], "--system is of conversations: give --chat, too"),
     ]:
         done = subprocess.run(
             [*command, *arguments], capture_output=True, text=True, env=environment()
@@ -641,6 +642,9 @@ def test_as_long_as_the_table_of_positions(name):
     ):
         with pytest.raises(ValueError, match=f"takes 1(29|30) positions, .* a table of {most}"):
             call()
+    with pytest.raises(ValueError, match=r"examples: the longest example takes 129 .* of 128; s"):
+        model.examples([{"ids": [*prompt, 1]}], 160)
+    assert model.examples([{"ids": prompt}] * 2, 256)["ids"].shape == (1, 256)
     found = model.generate([prompt[:100]], 29, details=True)[0]
     assert len(found.ids) == 29 and len(found.log_probs) == 29
     assert model.generate([prompt], 1) == [[int(model.logits([prompt])[0, -1].numpy().argmax())]]
