@@ -16,8 +16,11 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._calls import names_taken
 from mesh_tensorflow._core.errors import check_flag, check_whole, is_real
+from mesh_tensorflow._core.layout import convert_to_layout_rules
+from mesh_tensorflow._core.shape import convert_to_shape
 from mesh_tensorflow._mesh.variables.checkpoint_files import check_writable
 from mesh_tensorflow._processes.processes import processes
+from mesh_tensorflow.auto_mtf.measured import Auto
 from mesh_tensorflow.models import _lora
 from mesh_tensorflow.models._examples import Examples, questions_of
 from mesh_tensorflow.models._experts import balance_loss, coefficient_of, figures_of
@@ -154,7 +157,7 @@ def finetune(
         # With masters in float32, as small updates would be lost in bfloat16.
         defaults["precision"] = "mixed_bfloat16"
     result = fit(
-        _model_fn(model, adapters, recompute, balance),
+        _model_fn(model, adapters, recompute, balance, _place_of(model, options)),
         rows,
         steps,
         dims=dict.fromkeys(rows, f"batch:{batch_size},length:{length}"),
@@ -226,22 +229,41 @@ def _filled_up(rows: Mapping[str, np.ndarray], batch_size: int) -> dict[str, np.
     }
 
 
+def _place_of(model: LanguageModel, options: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Returns the layout and the mesh shape of a training; None for those that are not known."""
+    if not _PLACES & options.keys():
+        return model.model.layout, model.model.mesh_shape
+    impl, layout, shape = (options.get(name) for name in ("mesh_impl", "layout", "mesh_shape"))
+    if impl is not None and not isinstance(impl, str):
+        return impl.layout_rules, impl.shape
+    if shape is None or layout == "auto" or isinstance(layout, Auto):
+        return None, None
+    rules = convert_to_layout_rules(layout or "")
+    return rules.allowing_uneven() if options.get("uneven") else rules, convert_to_shape(shape)
+
+
 def _model_fn(
-    model: LanguageModel, adapters: Optional[Adapters], recompute: bool, balance: Optional[float]
+    model: LanguageModel,
+    adapters: Optional[Adapters],
+    recompute: bool,
+    balance: Optional[float],
+    place: tuple[Any, Any],
 ) -> Callable[..., dict[str, Any]]:
     """Returns the model function of `fit`, with sums and weights that are right over batches."""
     coefficient = coefficient_of(model.config, balance)
 
     def model_fn(mesh: mtf.Mesh, features: Any, training: bool) -> dict[str, Any]:
         routings: list[Any] = []
-        stack = model.model.layer_stack
-        # Set for this program alone: generation with the same stack has no gradients.
-        before, stack.recompute_grads = stack.recompute_grads, recompute
+        unit, stack = model.model, model.model.layer_stack
+        # Set for this program alone: generation with the same stack has no gradients, and layers
+        # look at the layout for what no processor would compute.
+        before = stack.recompute_grads, unit.layout, unit.mesh_shape
+        stack.recompute_grads, (unit.layout, unit.mesh_shape) = recompute, place
         try:
             with adapting(adapters):
                 losses, weights = model._losses(mesh, features, training, routings)
         finally:
-            stack.recompute_grads = before
+            stack.recompute_grads, unit.layout, unit.mesh_shape = before
         if balance is not None and not routings:
             raise ValueError(
                 f"finetune: balance={balance} is for models with experts, and "

@@ -15,6 +15,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import first_names
 from mesh_tensorflow._huggingface import write_folder
+from mesh_tensorflow._mesh.variables.checkpoint_files import check_writable
 from mesh_tensorflow.models._family import Form
 from mesh_tensorflow.models._place import Place
 from mesh_tensorflow.models._tokenizer import Tokenizer
@@ -155,10 +156,12 @@ class Pretrained:
 
         Raises:
           ImportError: safetensors is not installed.
-          ValueError: there are no weights yet, or the directory already holds a model.
+          ValueError: there are no weights yet, the directory already holds a model, or it cannot be
+            written.
         """
         check_path("save_pretrained", path, "folder, which has no model yet")
         self.check_weights("save_pretrained")
+        check_writable(os.fspath(path), "save_pretrained: path")
         values = {name: self.weights[name].astype(self._dtypes[name]) for name in self._names}
         tensors = tensors_of(self._form.weights, values, self._form.sizes)
         write_folder(tensors, self.config, os.fspath(path), self._write_more)

@@ -428,6 +428,10 @@ def test_what_is_no_model_or_has_no_weights(tmp_path):
         model_of().merge(None)
     with pytest.raises(ValueError, match=r"save_pretrained: path is that of a folder, .* not None"):
         model_of().save_pretrained(None)
+    with pytest.raises(
+        ValueError, match=r"save_pretrained: path '.*' cannot be written: .* in the"
+    ):
+        model_of().save_pretrained(__file__)
     losses = tuned(new, 20, log_every=1).losses  # without lora it is trained from the beginning
     assert new.weights and losses[-1] < losses[0]
 
@@ -439,6 +443,16 @@ def test_a_rule_of_adapters_splits_nothing_else():
         model = mtf.models.from_pretrained(FIXTURES / "llama", **mesh)
         model.logits([[1, 2]])
         tuned(model, 1, lora="q:2")
+
+
+@pytest.mark.parametrize("layout", ["batch:x", "batch:x,d_ff:y"])
+def test_on_another_mesh_than_the_models(layout):
+    """Where the model's layout leaves processors idle in attention, and that of training does not."""
+    wanted = tuned(model_of(), batch_size=2)
+    model = model_of(mesh_shape="x:2", layout="vocab:x")
+    found = tuned(model, batch_size=2, mesh_shape="x:2,y:2", layout=layout, zero=3, zero_axis="x")
+    np.testing.assert_allclose(found.losses, wanted.losses, rtol=1e-5)
+    assert str(model.model.layout) == str(model_of(mesh_shape="x:2", layout="vocab:x").model.layout)
 
 
 def test_what_peft_cannot_say(tmp_path):

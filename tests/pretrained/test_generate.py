@@ -616,6 +616,10 @@ def test_prompts_of_other_kinds():
     ids = np.array([[5, 9], [7, 1]])
     for prompts in (([*row] for row in ids), ((5, 9), (7, 1)), ids, list(ids.astype(np.uint8))):
         assert model.generate(prompts, 3) == expected
+    numbers = {"top_k": np.int64(4), "temperature": np.float32(1), "seed": np.int64(3)}
+    assert model.generate(ids, np.int64(3), **numbers) == model.generate(
+        ids, 3, top_k=4, temperature=1.0, seed=3
+    )
     assert model.generate([]) == [] and model.generate(iter([])) == []
 
 

@@ -431,7 +431,9 @@ def test_only_a_model_with_tied_logits_may_lack_them(tmp_path):
     shutil.copytree(FIXTURES / "mistral", folder)
     tensors = load_file(folder / "model.safetensors")
     del tensors["lm_head.weight"]
-    save_file({n.removeprefix("model."): x for n, x in tensors.items()}, folder / "model.safetensors")
+    save_file(
+        {n.removeprefix("model."): x for n, x in tensors.items()}, folder / "model.safetensors"
+    )
     with pytest.raises(ValueError, match=r"config.json describes. missing: lm_head.weight$"):
         mtf.models.from_pretrained(folder)
 
