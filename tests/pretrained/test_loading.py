@@ -731,6 +731,16 @@ def test_rotary_positions_of_each_type_of_layers():
     assert (whole.base, whole.scaling_type, whole.scaling) == (1e3, "linear", {"factor": 8.0})
 
 
+def test_what_a_scaling_says_besides_its_numbers():
+    """Of YaRN: that the model was trained with it; and what follows from the two lengths."""
+    yarn = {"type": "yarn", "original_max_position_embeddings": 16}
+    for further in ({"factor": 4.0, "finetuned": True}, {}, {"factor": None}):
+        fields = {"max_position_embeddings": 64, "rope_scaling": {**yarn, **further}}
+        found = rotary_of(Config("folder", fields), 8)
+        assert found.scaling_type == "yarn"
+        assert found.scaling == {"factor": 4.0, "original_max_position_embeddings": 16}
+
+
 def test_missing_fields():
     """They mean what they mean in transformers."""
 
