@@ -15,6 +15,7 @@ from typing import Optional
 
 from mesh_tensorflow import models, schedules
 from mesh_tensorflow._huggingface import has_model
+from mesh_tensorflow._mesh.variables.checkpoint_files import check_writable
 from mesh_tensorflow._processes.processes import processes
 from mesh_tensorflow._programs import run_with_parser
 from mesh_tensorflow.models import _flags
@@ -73,6 +74,8 @@ def _options(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
     # Found before the training, not behind it.
     if options.output and has_model(options.output):
         parser.error(f"--output={options.output} has a model already; choose another folder")
+    if options.output:
+        check_writable(options.output, "--output")
     return options
 
 

@@ -53,6 +53,8 @@ def _options(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
     )
     _flags.add_arguments(parser, {**_SAMPLING, **_SEARCH})
     options = parser.parse_args(arguments)
+    if options.system is not None and not options.chat:
+        parser.error("--system is of conversations: give --chat, too")
     if options.batch_size < 1:
         parser.error(f"--batch_size is {options.batch_size}: it has to be 1 or more")
     return options

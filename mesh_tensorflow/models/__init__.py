@@ -465,7 +465,7 @@ class LanguageModel(Pretrained):
         """
         check_path("merge", adapters, "folder of adapters")
         self.check_weights("merge")
-        lora, values = _lora.read(self._form, adapters)
+        lora, values = _lora.read(self._form_of_family, adapters)
         self.assign(lora.merged(self.weights, values))
 
     def exact_match(
@@ -516,11 +516,15 @@ class LanguageModel(Pretrained):
           padding and the number of the example elsewhere; "position", from 0 in each example.
 
         Raises:
-          ValueError: there are none, one is of no such form, or there is no tokenizer.
+          ValueError: there are none, one is of no such form, or longer than the model's table of
+            positions, or there is no tokenizer.
         """
         ends = self._ends_of(None).ids
         end, vocab = ends[0] if ends else None, self.model.input_vocab_dim.size
-        return rows_of(examples, self.tokenizer, end, length, pack, vocab)
+        rows = rows_of(examples, self.tokenizer, end, length, pack, vocab)
+        # The lookup of a position that a table lacks would give zeros, and no error.
+        self._check_length("examples", int(rows["position"].max()) + 1, "the longest example")
+        return rows
 
 
 def _listed(what: str, prompts: Any) -> list[Prompt]:

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
-from mesh_tensorflow._core.errors import check_choice, check_whole
+from mesh_tensorflow._core.errors import check_choice, check_whole, is_real, is_whole
 from mesh_tensorflow._huggingface import read_any_json, read_json
 from mesh_tensorflow.bert.bert import BertConfig, BertModel
 from mesh_tensorflow.models._decoder import activation_of
@@ -103,6 +103,8 @@ def form_of(config: Config) -> Form:
         # Folders of masked language models have no pooler.
         optional=r"pooler\.",
         encodes=True,
+        # As TensorFlow names them, in folders that were made of its checkpoints.
+        older={"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},
     )
 
 
@@ -175,6 +177,8 @@ def _norm(ours: str, theirs: str) -> list[Weight]:
 # -- vectors of texts
 
 
+# By fields of older releases of sentence-transformers, of which one is true: modes, as one field of
+# newer releases names them.
 _MODES = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",
@@ -191,12 +195,14 @@ class Pooling(NamedTuple):
       normalize: whether vectors get the length 1.
       max_length: the number of tokens that texts are cut to, or None.
       files: the contents of the files that say so, by their names.
+      lowers: whether texts are in small letters before they become tokens.
     """
 
     mode: str = "mean"
     normalize: bool = False
     max_length: Optional[int] = None
     files: Mapping[str, Any] = {}
+    lowers: bool = False
 
     @classmethod
     def of_folder(cls, path: str) -> Pooling:
@@ -212,7 +218,7 @@ class Pooling(NamedTuple):
         if not os.path.isfile(file):
             return cls()
         files: dict[str, Any] = {_MODULES: _read_list(file)}
-        modes, normalize, length = ["pooling_mode_mean_tokens"], False, None
+        modes, normalize = ["mean"], False
         for module in files[_MODULES]:
             kind = str(module.get("type")).rpartition(".")[2]
             if kind == "Pooling":
@@ -221,21 +227,24 @@ class Pooling(NamedTuple):
                 if os.path.isabs(name) or name.split(os.sep)[0] == os.pardir:
                     raise ValueError(f"{file} is damaged: {name!r} is outside of the folder")
                 files[name] = read_json(os.path.join(path, name))
-                modes = [k for k, v in files[name].items() if k.startswith("pooling_mode") and v]
+                modes = _modes(files[name])
             elif kind == "Normalize":
                 normalize = True
             elif kind != "Transformer":
                 raise ValueError(f"{file} has a module of the type {kind}, which is not known")
-        if len(modes) != 1 or modes[0] not in _MODES:
+        if len(modes) != 1 or modes[0] not in _POOLINGS:
             raise ValueError(
                 f"{path} has the pooling {', '.join(modes) or 'of nothing'}, which is not one of "
-                f"{', '.join(_MODES)}"
+                f"{', '.join(_POOLINGS)}"
             )
         limits = os.path.join(path, _LIMITS)
-        if os.path.isfile(limits):
-            files[_LIMITS] = read_json(limits)
-            length = files[_LIMITS].get("max_seq_length")
-        return cls(_MODES[modes[0]], normalize, length, files)
+        if not os.path.isfile(limits):
+            return cls(modes[0], normalize, None, files)
+        files[_LIMITS] = read = read_json(limits)
+        length = read.get("max_seq_length")
+        if length is not None and not is_whole(length):
+            raise ValueError(f"{limits} has max_seq_length={length!r}, no positive integer")
+        return cls(modes[0], normalize, length, files, bool(read.get("do_lower_case")))
 
     def save(self, path: str) -> None:
         """Writes the files to a folder.
@@ -248,6 +257,15 @@ class Pooling(NamedTuple):
             os.makedirs(os.path.dirname(file), exist_ok=True)
             with open(file, "w", encoding="utf-8") as f:
                 json.dump(content, f, indent=2)
+
+
+def _modes(config: Mapping[str, Any]) -> list[str]:
+    """Returns the modes that a module's config.json names; several of them are joined there."""
+    newer = config.get("pooling_mode")
+    if newer is not None:
+        return [str(mode) for mode in (newer if isinstance(newer, list) else [newer])]
+    older = [name for name, value in config.items() if name.startswith("pooling_mode_") and value]
+    return [_MODES.get(name, name) for name in older] or ["mean"]
 
 
 def _read_list(file: str) -> list[dict[str, Any]]:
@@ -370,7 +388,10 @@ class TextEncoder(Pretrained):
                 raise ValueError(f"embed: text {i} is {text!r}, neither a text nor a list of ids")
             return ids.tolist()
         tokenizer = self._tokenizer_for("embed", "texts")
-        return tokenizer.prompt(text, self.pooling.max_length or self._max_length)
+        # Newer releases of sentence-transformers have the limit among the tokenizer's settings.
+        limit = self.pooling.max_length or tokenizer.settings.get("model_max_length")
+        most = min(limit, self._max_length) if is_real(limit) else self._max_length
+        return tokenizer.prompt(text.lower() if self.pooling.lowers else text, int(most))
 
     def _checked(self, what: str, ids: Any, mask: Any, types: Any) -> list[np.ndarray]:
         ids = rows_of_ids(what, ids)

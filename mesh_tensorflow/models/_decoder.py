@@ -781,9 +781,10 @@ def _complete(config: Config, scaling: dict[str, Any]) -> None:
         length = config.number("max_position_embeddings")
         scaling.setdefault(original, length if known is None else known)
         # By it sines and cosines are scaled; Phi's folders tell it by the two lengths alone.
-        if kind == "longrope" and scaling.get("factor") is None:
+        if scaling.get("factor") is None:
             scaling["factor"] = length / scaling[original]
     if kind == "yarn":
+        scaling.pop("finetuned", None)  # how it was trained, as the first folders with it say
         # DeepSeek's two numbers tell it: sharper logits, and how much of that the scale of queries
         # has already. Without both, it follows from the factor alone.
         sharp, known = (scaling.pop(name, None) for name in ("mscale", "mscale_all_dim"))

@@ -16,6 +16,7 @@ from mesh_tensorflow.models._tokenizer import Tokenizer
 # A JSONL file, or its lines.
 Examples = Union[str, "os.PathLike[str]", Iterable[Mapping[str, Any]]]
 _LONGEST = 10_000_000  # ids of a row
+_OTHER = "."  # a content of a message
 _LARGEST = float(np.finfo(np.float32).max)  # of a weight
 _KINDS = '{"text": ...}, {"prompt": ..., "completion": ...}, {"messages": [...]} or {"ids": [...]}'
 
@@ -258,18 +259,55 @@ def _question_of(where: str, example: Any) -> tuple[Any, Any]:
     )
 
 
-def _of_conversation(messages: Sequence[Mapping[str, str]], tokenizer: Tokenizer) -> _Example:
+def _of_conversation(messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> _Example:
     """Returns a whole conversation; what the assistant says has a weight."""
     ids = tokenizer.chat(messages, answers=False)
     weights = [0.0] * len(ids)
     for i, message in enumerate(messages):
-        if message.get("role") != "assistant":
-            continue
-        # From where the model would begin to answer, to the end of the message.
-        asked = tokenizer.chat(messages[:i])
-        answered = tokenizer.chat(messages[: i + 1], answers=False)
-        begin = next((n for n, (a, b) in enumerate(zip(asked, ids)) if a != b), len(asked))
-        # Some templates leave out, of earlier answers, what the model thought.
-        finish = next((n for n, (a, b) in enumerate(zip(answered, ids)) if a != b), len(answered))
-        weights[begin:finish] = [1.0] * max(0, finish - begin)
+        if message.get("role") == "assistant":
+            where = _said(messages, i, ids, tokenizer)
+            weights[where] = [1.0] * len(weights[where])
     return _Example(ids, weights)
+
+
+def _said(
+    messages: Sequence[Mapping[str, Any]], i: int, ids: list[int], tokenizer: Tokenizer
+) -> slice:
+    """Returns which ids of a conversation the model says as one of its messages, up to its end.
+
+    Args:
+      messages: those of the conversation.
+      i: the number of the message.
+      ids: those of the conversation.
+      tokenizer: a Tokenizer with a template.
+    """
+
+    def other(some: Sequence[Mapping[str, Any]]) -> list[int]:
+        changed = [*some[:i], {**some[i], "content": _OTHER}, *some[i + 1 :]]
+        return tokenizer.chat(changed, answers=False)
+
+    # Where it is the last one, its end is that of all; and where the model would begin to say it,
+    # if it is not the first one: many templates refuse a conversation of nothing.
+    alone = tokenizer.chat(messages[: i + 1], answers=False)
+    asked = tokenizer.chat(messages[:i]) if i else []
+    changed = other(messages)
+    if changed == ids:  # a template writes calls of tools without the content
+        begin, finish = _shared(asked, ids), _shared(alone, ids)
+    else:
+        # By the content, as a message may be another one where it is the last: some templates leave
+        # out, of earlier answers, what the model thought, or move the system's message.
+        content, last = _difference(ids, changed), _difference(alone, other(messages[: i + 1]))
+        begin = content.start
+        finish = content.stop + _shared(alone[last.stop :], ids[content.stop :])
+    return slice(len(asked) if i and ids[: len(asked)] == asked else begin, finish)
+
+
+def _shared(a: Sequence[int], b: Sequence[int]) -> int:
+    """Returns how many ids at their beginnings are the same."""
+    return next((n for n, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+
+
+def _difference(a: list[int], b: list[int]) -> slice:
+    """Returns which ids of the first are others than in the second, between what is the same."""
+    begin = _shared(a, b)
+    return slice(begin, len(a) - _shared(a[begin:][::-1], b[begin:][::-1]))

@@ -47,6 +47,7 @@ class Form(NamedTuple):
       optional: one of names that folders may lack.
       encodes: whether it is an encoder.
       copies: names of tensors that folders may have beside, by which variable they are equal to.
+      older: how names end in some folders, by how they end in the others.
     """
 
     model: Callable[[Any, Any], Any]
@@ -57,6 +58,7 @@ class Form(NamedTuple):
     optional: str = r"(?!)"
     encodes: bool = False
     copies: Mapping[str, str] = MappingProxyType({})
+    older: Mapping[str, str] = MappingProxyType({})
 
 
 # Fields that say nothing of what a model computes: where it is from, how it was trained, how texts

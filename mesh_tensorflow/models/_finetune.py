@@ -16,7 +16,11 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._calls import names_taken
 from mesh_tensorflow._core.errors import check_flag, check_whole, explained, is_real
+from mesh_tensorflow._core.layout import convert_to_layout_rules
+from mesh_tensorflow._core.shape import convert_to_shape
+from mesh_tensorflow._mesh.variables.checkpoint_files import check_writable
 from mesh_tensorflow._processes.processes import processes
+from mesh_tensorflow.auto_mtf.measured import Auto
 from mesh_tensorflow.models import _lora
 from mesh_tensorflow.models._examples import Examples, questions_of
 from mesh_tensorflow.models._experts import balance_loss, coefficient_of, figures_of
@@ -34,6 +38,7 @@ _RATE = 1e-4
 # Arguments of `fit` that say where it trains; without them, on the mesh of the model.
 _PLACES = {"mesh_shape", "layout", "devices", "simd", "mesh_impl", "zero", "zero_axis", "uneven"}
 _GIVEN = {"model_fn", "data", "eval_data", "dims", "init_checkpoint"}  # by `finetune` itself
+_BEHIND_ANSWERS = 8  # ids that exact_match has room for
 _EPOCHS = "give epochs, how often all rows are seen; or steps"
 # Names that `fit` and other trainers have, and what there is in their place.
 _ELSEWHERE = {
@@ -116,21 +121,22 @@ def finetune(
         check_flag("finetune", name, flag)
     if eval_examples is not None and not isinstance(eval_examples, (str, os.PathLike)):
         eval_examples = list(eval_examples)  # they are gone through twice
-    adapters, begin = _adapters_of(model._form, lora, freeze, options.get("seed", 0))
+    form = model._form_of_family
+    adapters, begin = _adapters_of(form, lora, freeze, options.get("seed", 0))
     if save_adapters is not None:
         if not isinstance(adapters, Lora):
             raise ValueError("finetune: save_adapters is for adapters; give lora, such as 'q,v:8'")
         if not isinstance(save_adapters, (str, os.PathLike)):  # else told after the training
             raise ValueError(f"finetune: save_adapters={save_adapters!r} is no path of a folder")
-        adapters.check_saved(model._form)
+        adapters.check_saved(form)
+        check_writable(os.fspath(save_adapters), "finetune: save_adapters")
     if exact_match and eval_examples is None:
         raise ValueError("finetune: exact_match is of eval_examples, which are not given")
-    if exact_match and eval_examples is not None:
-        questions_of(eval_examples)  # a mistake in them is found before the training
     rows = model.examples(examples, length, pack)
     eval_rows = None
     if eval_examples is not None:
         eval_rows = _filled_up(model.examples(eval_examples, length, pack), batch_size)
+        new_tokens = _checked_questions(model, eval_examples) if exact_match else 0
     number = len(rows["ids"])
     if number < batch_size:
         raise ValueError(
@@ -150,7 +156,7 @@ def finetune(
         # With masters in float32, as small updates would be lost in bfloat16.
         defaults["precision"] = "mixed_bfloat16"
     result = fit(
-        _model_fn(model, adapters, recompute, balance),
+        _model_fn(model, adapters, recompute, balance, _place_of(model, options)),
         rows,
         steps,
         dims=dict.fromkeys(rows, f"batch:{batch_size},length:{length}"),
@@ -164,13 +170,13 @@ def finetune(
         **{**defaults, **options},
     )
     if isinstance(adapters, Lora):
-        if save_adapters is not None and processes().is_chief:  # one file, of all processes
-            adapters.save(model._form, result.variables, save_adapters)
         model.assign(adapters.merged(model.weights, result.variables))
+        if save_adapters is not None and processes().is_chief:  # one file, of all processes
+            adapters.save(form, result.variables, save_adapters)
     else:
         model.assign(result.variables)
     if exact_match and eval_examples is not None:
-        share = model.exact_match(eval_examples, batch_size=batch_size)
+        share = model.exact_match(eval_examples, new_tokens, batch_size)
         result.evaluations[-1]["exact_match"] = share
     return result
 
@@ -197,6 +203,21 @@ def _check(
         raise ValueError(f"finetune: epochs={epochs!r} must be a number above 0")
 
 
+def _checked_questions(model: LanguageModel, examples: Examples) -> int:
+    """Returns how many ids continue prompts: as many as the longest answer has, and some more.
+
+    Raises:
+      ValueError: there is no answer, or a prompt is too long, which is found before the training.
+    """
+    pairs = questions_of(examples)
+    tokenizer = model.tokenizer  # which there is where there are texts
+    answers = [tokenizer.encode(x) if tokenizer and isinstance(x, str) else x for _, x in pairs]
+    # The end of a text is an id, too, and what goes on behind the answer is to be told from it.
+    number = max(map(len, answers)) + _BEHIND_ANSWERS
+    model._rows("exact_match", [prompt for prompt, _ in pairs], number)
+    return number
+
+
 def _filled_up(rows: Mapping[str, np.ndarray], batch_size: int) -> dict[str, np.ndarray]:
     """Returns rows with such after them that are padding alone, up to whole batches.
 
@@ -207,22 +228,41 @@ def _filled_up(rows: Mapping[str, np.ndarray], batch_size: int) -> dict[str, np.
     }
 
 
+def _place_of(model: LanguageModel, options: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Returns the layout and the mesh shape of a training; None for those that are not known."""
+    if not _PLACES & options.keys():
+        return model.model.layout, model.model.mesh_shape
+    impl, layout, shape = (options.get(name) for name in ("mesh_impl", "layout", "mesh_shape"))
+    if impl is not None and not isinstance(impl, str):
+        return impl.layout_rules, impl.shape
+    if shape is None or layout == "auto" or isinstance(layout, Auto):
+        return None, None
+    rules = convert_to_layout_rules(layout or "")
+    return rules.allowing_uneven() if options.get("uneven") else rules, convert_to_shape(shape)
+
+
 def _model_fn(
-    model: LanguageModel, adapters: Optional[Adapters], recompute: bool, balance: Optional[float]
+    model: LanguageModel,
+    adapters: Optional[Adapters],
+    recompute: bool,
+    balance: Optional[float],
+    place: tuple[Any, Any],
 ) -> Callable[..., dict[str, Any]]:
     """Returns the model function of `fit`, with sums and weights that are right over batches."""
     coefficient = coefficient_of(model.config, balance)
 
     def model_fn(mesh: mtf.Mesh, features: Any, training: bool) -> dict[str, Any]:
         routings: list[Any] = []
-        stack = model.model.layer_stack
-        # Set for this program alone: generation with the same stack has no gradients.
-        before, stack.recompute_grads = stack.recompute_grads, recompute
+        unit, stack = model.model, model.model.layer_stack
+        # Set for this program alone: generation with the same stack has no gradients, and layers
+        # look at the layout for what no processor would compute.
+        before = stack.recompute_grads, unit.layout, unit.mesh_shape
+        stack.recompute_grads, (unit.layout, unit.mesh_shape) = recompute, place
         try:
             with adapting(adapters):
                 losses, weights = model._losses(mesh, features, training, routings)
         finally:
-            stack.recompute_grads = before
+            stack.recompute_grads, unit.layout, unit.mesh_shape = before
         if balance is not None and not routings:
             raise ValueError(
                 f"finetune: balance={balance} is for models with experts, and "

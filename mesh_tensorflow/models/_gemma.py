@@ -56,6 +56,7 @@ def form_of(config: Config) -> Form:
         config,
         _NAMES_OF[kind],
         layer="model.layers.{}.",
+        prefix="model.",
         activation=_activation(config),
         unit_offset=True,
         scaled_embedding=True,

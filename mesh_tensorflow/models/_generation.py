@@ -454,7 +454,7 @@ class Generator:
                 first,
                 given,
                 tf.constant(_padded(ends)),
-                tf.constant(max_new_tokens),
+                tf.constant(max_new_tokens, tf.int32),  # also of a number of NumPy
                 _at_least(max(map(len, rows)) - 1, _FEWEST_GIVEN),  # rounded up as programs are
                 None if listener is None else tf.constant(number, tf.int64),
             )

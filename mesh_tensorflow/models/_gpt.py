@@ -132,9 +132,10 @@ _MUST_BE: dict[str, dict[str, Any]] = {
     "gptj": {"tie_word_embeddings": False, "rotary": True, "scale_attn_weights": True},
     "opt": {"layer_norm_elementwise_affine": True},
 }
-_LAYERS = {
-    "gpt_neox": "gpt_neox.layers.{}.",
-    "opt": "model.decoder.layers.{}.",
+# How names begin, but in folders of models without logits; and those of a layer, behind that.
+_BEGINNINGS = {
+    "gpt_neox": ("gpt_neox.", "layers.{}."),
+    "opt": ("model.", "decoder.layers.{}."),
 }
 
 
@@ -157,11 +158,13 @@ def form_of(config: Config) -> Form:
         fields.get("heads", "num_attention_heads"),
     )
     key_size = config.multiple(d_model, heads) // config.number(heads)
+    prefix, layer = _BEGINNINGS.get(kind, ("transformer.", "h.{}."))
     return Decoder.of(
         config,
         _names(config, kind),
         fields,
-        layer=_LAYERS.get(kind, "transformer.h.{}."),
+        prefix=prefix,
+        layer=prefix + layer,
         d_ff=config.number(fields.get("d_ff", "intermediate_size"), 4 * config.number(d_model)),
         d_kv=key_size,
         groups=config.number(heads),
@@ -170,7 +173,6 @@ def form_of(config: Config) -> Form:
         epsilon=1e-5 if kind == "opt" else config.real(fields["epsilon"], 1e-5),
         rms=False,
         ff_biases=config.is_true("enable_bias", True) if kind == "opt" else True,
-        prefix="" if kind in _LAYERS else "transformer.",
         # Masks and tables that older folders have.
         ignored=r"\.(attn|attention)\.(masked_)?bias$|\.rotary_emb\.inv_freq$",
         **_parts(config, kind, key_size),

@@ -114,6 +114,7 @@ def form_of(config: Config) -> Form:
         config,
         {part: name for part, name in names.items() if name is not None},
         layer="model.layers.{}.",
+        prefix="model.",
         qk_norm_over_heads=kind == "olmo2",
         **options,
     )

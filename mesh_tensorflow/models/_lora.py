@@ -51,7 +51,8 @@ def _part_of(weight: Weight) -> str:
 def _inputs(weight: Weight) -> list[str]:
     """Returns the dimensions of a kernel's input; none for other weights, and for experts."""
     axes, dims = weight.stored.split(), weight.dims.split()
-    if len(axes) != 2 or "{}" in weight.theirs or weight.ours.endswith("embedding"):
+    # Rows of a table are looked up: it has no input that an adapter could have.
+    if len(axes) != 2 or "{}" in weight.theirs or dims[0] in ("vocab", "max_length"):
         return []
     # Kernels have their inputs first, which are one axis of the file, the first or the second.
     return next(names for axis in axes if dims[: len(names := axis.split("*"))] == names)

@@ -15,6 +15,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import first_names
 from mesh_tensorflow._huggingface import write_folder
+from mesh_tensorflow._mesh.variables.checkpoint_files import check_writable
 from mesh_tensorflow.models._family import Form
 from mesh_tensorflow.models._place import Place
 from mesh_tensorflow.models._tokenizer import Tokenizer
@@ -49,6 +50,8 @@ class Pretrained:
         self.weights = weights
         self.store = place.new_store()
         self.store.begin_with(weights)
+        # By the names of the whole model, which PEFT has also where a folder has shorter ones.
+        self._form_of_family = form
         self._form = form = weights.form if isinstance(weights, Weights) else form
         self._names = [weight.ours for weight in form.weights]
         self._dtypes = {
@@ -153,10 +156,12 @@ class Pretrained:
 
         Raises:
           ImportError: safetensors is not installed.
-          ValueError: there are no weights yet, or the directory already holds a model.
+          ValueError: there are no weights yet, the directory already holds a model, or it cannot be
+            written.
         """
         check_path("save_pretrained", path, "folder, which has no model yet")
         self.check_weights("save_pretrained")
+        check_writable(os.fspath(path), "save_pretrained: path")
         values = {name: self.weights[name].astype(self._dtypes[name]) for name in self._names}
         tensors = tensors_of(self._form.weights, values, self._form.sizes)
         write_folder(tensors, self.config, os.fspath(path), self._write_more)

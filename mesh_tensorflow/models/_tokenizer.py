@@ -37,6 +37,8 @@ class Tokenizer(Vocabulary):
       named_tokens: what `bos_token`, `eos_token` and others are in the template.
       further_templates: templates of other purposes by name; "tool_use" is that of conversations
         with tools.
+      settings: what tokenizer_config.json says beside templates, which `save` writes again: by its
+        `tokenizer_class` transformers takes tokenizer.json as it is, or makes some of it anew.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Tokenizer(Vocabulary):
         chat_template: Optional[str] = None,
         named_tokens: Optional[Mapping[str, str]] = None,
         further_templates: Optional[Mapping[str, str]] = None,
+        settings: Optional[Mapping[str, Any]] = None,
     ) -> None:
         """Creates it; `of_folder` and `of_gguf` do so for users.
 
@@ -54,11 +57,13 @@ class Tokenizer(Vocabulary):
           named_tokens: what `bos_token`, `eos_token` and others are in the template; nothing if
             None.
           further_templates: templates of other purposes by name; none if None.
+          settings: further fields of tokenizer_config.json; none if None.
         """
         self.tokenizer = tokenizer
         self.chat_template = chat_template
         self.named_tokens = dict(named_tokens or {})
         self.further_templates = dict(further_templates or {})
+        self.settings = dict(settings or {})
 
     @property
     def vocab_size(self) -> int:
@@ -151,9 +156,12 @@ class Tokenizer(Vocabulary):
             os.makedirs(os.path.join(path, _FURTHER), exist_ok=True)
             with open(os.path.join(path, _FURTHER, name + _ENDING), "w", encoding="utf-8") as f:
                 f.write(template)
-        if self.named_tokens:
+        # A token that settings have as an object, with flags, stays one.
+        told = {n: self.settings.get(n) for n in self.named_tokens}
+        named = {n: told[n] if _content(told[n]) == t else t for n, t in self.named_tokens.items()}
+        if settings := {**self.settings, **named}:
             with open(os.path.join(path, _SETTINGS), "w", encoding="utf-8") as f:
-                json.dump(self.named_tokens, f, indent=2)
+                json.dump(settings, f, indent=2)
 
 
 @functools.cache
@@ -263,9 +271,13 @@ def _named_tokens(path: str, settings: Mapping[str, Any]) -> dict[str, str]:
     # Since release 4.34 of transformers the former has all, and the latter is not read.
     if "added_tokens_decoder" not in settings and os.path.isfile(file):
         tokens |= read_json(file)
-    # A token with settings of its own is an object there.
-    found = {n: t.get("content") if isinstance(t, dict) else t for n, t in tokens.items()}
+    found = {name: _content(token) for name, token in tokens.items()}
     return {name: found[name] for name in _NAMED if isinstance(found.get(name), str)}
+
+
+def _content(token: Any) -> Any:
+    """Returns the text of a token; one with settings of its own is an object."""
+    return token.get("content") if isinstance(token, dict) else token
 
 
 def of_folder(path: str) -> Optional[Tokenizer]:
@@ -293,7 +305,9 @@ def of_folder(path: str) -> Optional[Tokenizer]:
     settings = read_json(settings_file) if os.path.isfile(settings_file) else {}
     templates = _templates(path, settings)
     template = templates.pop(_DEFAULT, None)
-    return Tokenizer(made, template, _named_tokens(path, settings), templates)
+    named = _named_tokens(path, settings)
+    settings.pop("chat_template", None)
+    return Tokenizer(made, template, named, templates, settings)
 
 
 def of_gguf(metadata: Mapping[str, Any]) -> Optional[Tokenizer]:
@@ -323,7 +337,9 @@ def of_gguf(metadata: Mapping[str, Any]) -> Optional[Tokenizer]:
     made.add_special_tokens([token for token, t in zip(tokens, types) if t == _CONTROL])
     ids = {name: metadata.get(f"ggml.{name}_id") for name in _BEGIN_AND_END}
     named = {name: tokens[i] for name, i in ids.items() if i is not None}
-    return Tokenizer(made, metadata.get("chat_template"), named)
+    # Else transformers would make a tokenizer of the vocabulary as the family usually has it.
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    return Tokenizer(made, metadata.get("chat_template"), named, settings=settings)
 
 
 def _is_installed() -> bool:

@@ -188,13 +188,19 @@ class Weights(Mapping[str, np.ndarray]):
 
 
 def _named_as_in(folder: Union[Folder, GgufFile], form: Form) -> Form:
-    """Returns the Form with names that lack the prefix, if those of the folder do."""
+    """Returns the Form with the names of a folder: without the prefix, or with older endings."""
+    there = set(folder)
     # Folders of a model without logits, as GPT-2's first ones and most of BERT's, lack it.
-    if not form.prefix or any(name.startswith(form.prefix) for name in folder):
-        return form
-    return form._replace(
-        weights=[w._replace(theirs=w.theirs.removeprefix(form.prefix)) for w in form.weights]
-    )
+    has_prefix = any(name.startswith(form.prefix) for name in there)
+
+    def named(theirs: str) -> str:
+        name = theirs if has_prefix else theirs.removeprefix(form.prefix)
+        older = [
+            name.removesuffix(end) + old for end, old in form.older.items() if name.endswith(end)
+        ]
+        return next((n for n in older if n in there and name not in there), name)
+
+    return form._replace(weights=[w._replace(theirs=named(w.theirs)) for w in form.weights])
 
 
 class _Axis(NamedTuple):

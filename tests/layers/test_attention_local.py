@@ -34,6 +34,28 @@ def test_reach_of_local_attention():
     np.testing.assert_array_equal(seen, (at <= at[:, None]) & (at > at[:, None] - 3))
 
 
+@pytest.mark.parametrize("one_sided", [True, False])
+@pytest.mark.parametrize("length", [1, 12, 256])
+def test_a_radius_beyond_the_length(length, one_sided):
+    """It is one of the length, without room for what is farther away."""
+
+    def build(radius):
+        def layer(mesh, given):
+            q, k, v = (given(f"batch:2,length:{length},kv:4") for _ in range(3))
+            y = mtf.transformer.attention.local_attention_1d(
+                q, k, v, q.shape.dims[1], KV, KV, one_sided, radius=radius
+            )
+            sizes = [t.shape.size for op in mesh.graph.operations for t in op.outputs]
+            assert max(sizes) <= 2 * length * 3 * max(length, 128)
+            return y
+
+        return layer
+
+    [y], _ = run(build(2**18))
+    [expected], _ = run(build(length))
+    harness.assert_close(y, expected, 1e-6)
+
+
 def test_reach_of_masked_blocks():
     seen = reach(lambda mesh, x: layers.local_self_attention_spatial_blocks(
         x, KV, HEADS, True, mask_right=True), "batch:2,blocks:3,w:4,io:8")  # fmt: skip

@@ -80,6 +80,27 @@ def test_written_back(name, tmp_path):
     assert np.abs(again.encode(ids).numpy() - once).max() > 0.1
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_names_of_tensorflow(name, tmp_path):
+    """Folders that were made of its checkpoints have them still, as the first ones of BERT."""
+    from safetensors.numpy import load_file, save_file
+
+    shutil.copytree(FOLDER / name, tmp_path / "older")
+    file, ends = tmp_path / "older" / "model.safetensors", {"weight": "gamma", "bias": "beta"}
+    older = {
+        n.replace(f"LayerNorm.{end}", f"LayerNorm.{ends[end]}"): x
+        for n, x in load_file(file).items()
+        for end in [n.rpartition(".")[2]]
+        if not n.startswith("lm_head")
+    }
+    save_file(older, file)
+    model, same = (mtf.models.from_pretrained(f) for f in (tmp_path / "older", FOLDER / name))
+    assert all(np.array_equal(model.weights[n], same.weights[n]) for n in same.weights)
+    model.save_pretrained(tmp_path / "again")
+    again = load_file(tmp_path / "again" / "model.safetensors")
+    assert set(again) == set(older) and all(np.array_equal(again[n], older[n]) for n in older)
+
+
 def a_copy(tmp_path, modules=None, pooling=None, **fields):
     """Returns a copy of a folder, as sentence-transformers has them."""
     folder = tmp_path / "model"
@@ -120,16 +141,60 @@ def test_the_pooling_of_a_folder(tmp_path):
     close(again.embed([[8], [5, 6, 7]])[::-1], vectors)
 
 
+# What is in the config.json of a pooling, as releases of sentence-transformers write it: its mode.
+POOLINGS = {
+    "mean": [{}, {"pooling_mode": "mean"}, {"pooling_mode_cls_token": False}],
+    "cls": [{"embedding_dimension": 24, "pooling_mode": "cls"}, {"pooling_mode_cls_token": True}],
+    "max": [{"pooling_mode": ["max"], "pooling_mode_mean_tokens": True}],
+}
+
+
+@pytest.mark.parametrize("mode", POOLINGS)
+def test_modes_of_all_releases(mode, tmp_path):
+    for i, pooling in enumerate(POOLINGS[mode]):
+        folder = a_copy(tmp_path / str(i), ["Transformer", "Pooling"], pooling)
+        assert mtf.models.from_pretrained(folder).pooling.mode == mode
+
+
+def test_how_texts_are_cut_and_in_which_letters(tmp_path):
+    """By the limits of either release of sentence-transformers, and never beyond the positions."""
+    import tokenizers
+
+    folder = a_copy(tmp_path, ["Transformer", "Pooling"])
+    letters = {letter: i for i, letter in enumerate("?abAB")}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(letters, unk_token="?"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    made.save(str(folder / "tokenizer.json"))
+
+    def ids(limits, settings):
+        (folder / "sentence_bert_config.json").write_text(json.dumps(limits))
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+        model = mtf.models.from_pretrained(folder)
+        return model._ids(0, "AB" * 100)
+
+    assert ids({}, {}) == [3, 4] * 64
+    assert ids({}, {"model_max_length": 10**30}) == [3, 4] * 64
+    assert ids({}, {"model_max_length": 6}) == [3, 4] * 3
+    assert ids({"max_seq_length": 4, "do_lower_case": True}, {"model_max_length": 6}) == [1, 2] * 2
+    assert ids({"max_seq_length": 200}, {"model_max_length": 6}) == [3, 4] * 64
+    with pytest.raises(ValueError, match=r"has max_seq_length='4', no positive integer"):
+        ids({"max_seq_length": "4"}, {})
+
+
 MISTAKES = {
     "module": ({"modules": ["Transformer", "Dense"]}, "a module of the type Dense, which is not"),
     "mode": (
         {"modules": ["Pooling"], "pooling": {"pooling_mode_weightedmean_tokens": True}},
-        "the pooling pooling_mode_weightedmean_tokens, which is not one of pooling_mode_mean",
+        "the pooling pooling_mode_weightedmean_tokens, which is not one of mean, cls, max",
     ),
     "two": (
         {"modules": ["Pooling"],
          "pooling": {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}},
-        "the pooling pooling_mode_mean_tokens, pooling_mode_max_tokens, which is not one of",
+        "the pooling mean, max, which is not one of",
+    ),
+    "newer": (
+        {"modules": ["Pooling"], "pooling": {"pooling_mode": "lasttoken"}},
+        "the pooling lasttoken, which is not one of mean, cls, max",
     ),
     "activation": ({"hidden_act": "tanh"}, "the activation 'tanh', which is none of gelu"),
     "heads": ({"num_attention_heads": 5}, "hidden_size=24, which is no multiple of .*=5"),

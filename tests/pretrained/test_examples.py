@@ -117,8 +117,54 @@ def test_what_counts_in_texts():
     ]  # fmt: skip
     found = counted(model, {"messages": messages})
     assert found == "<user:hi><assistant:YES?#<user:go><assistant:NO.#"
+    # What the assistant says first, with a template that asks for the first message.
+    first = '{% if messages[0].role == "system" %}{{ raise_exception("no system") }}{% endif %}'
+    model.tokenizer.chat_template = first + model.tokenizer.chat_template
+    found = counted(model, {"messages": messages[1:]})
+    assert found == "<assistant:YES?#<user:go><assistant:NO.#"
     # A conversation that ends with a question, whose answer is not there.
     assert counted(model, {"messages": messages[:3]}) == "<user:hi><assistant:YES?#<user:go>"
+
+
+# Templates that write a message otherwise where it is the last one: what counts of a conversation.
+LAST = {
+    # As Qwen 3 does: an answer has room for thoughts there alone, and earlier ones lose theirs.
+    "thoughts": (
+        "{% for m in messages %}<s>{{ m.role }}:{% if loop.last and m.role == 'assistant' %}!!"
+        "{% endif %}{{ m.content.split('!')[-1] }}<e>{% endfor %}"
+        "{% if add_generation_prompt %}<s>assistant:{% endif %}",
+        "<user:hi><assistant:YES?#<user:go><assistant:!!NO.#",
+    ),
+    # As Mistral's: what the system says is with the last question.
+    "system": (
+        "{% for m in messages %}{% if m.role == 'user' %}<s>"
+        "{% if m == (messages | selectattr('role', 'equalto', 'user') | list)[-1] %}sys {% endif %}"
+        "{{ m.content }}<s>{% else %}{{ m.content }}<e>{% endif %}{% endfor %}",
+        "<hi<YES?#<sys go<NO.#",
+    ),
+    # Whose calls of tools have no content.
+    "calls": (
+        "{% for m in messages %}<s>{{ m.role }}:{% if m.tool_calls %}{{ m.tool_calls[0] }}"
+        "{% else %}{{ m.content }}{% endif %}<e>{% endfor %}"
+        "{% if add_generation_prompt %}<s>assistant:{% endif %}",
+        "<user:hi><assistant:CALL#<user:go><assistant:NO.#",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAST)
+def test_answers_that_are_not_the_last(name):
+    model = model_of_texts()
+    model.tokenizer.chat_template, expected = LAST[name]
+    messages = [
+        {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hm!yes?"},
+        {"role": "user", "content": "go"}, {"role": "assistant", "content": "no."},
+    ]  # fmt: skip
+    if name == "system":
+        messages[1]["content"] = "yes?"
+    if name == "calls":
+        messages[1] = {"role": "assistant", "content": None, "tool_calls": ["call"]}
+    assert counted(model, {"messages": messages}) == expected
 
 
 def test_a_line_of_many_brackets(tmp_path):

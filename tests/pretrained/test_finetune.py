@@ -247,6 +247,12 @@ def test_adapters_of_tensors_with_several_kernels(name, module, tmp_path):
         np.testing.assert_allclose(after[tensor], value + change, rtol=1e-5, atol=1e-5)
 
 
+def test_tables_have_no_adapters():
+    """Of the 350m's embedding, whose rows are projected, the projections may have some."""
+    with pytest.raises(ValueError, match="no table; it has embedding2, embedding3, k, o, q, v, w"):
+        tuned(model_of("opt_350m"), lora="table:2")
+
+
 def test_gpt2s_modules_are_told_apart(tmp_path):
     tuned(model_of("gpt2"), 1, lora="o:2", save_adapters=tmp_path)
     config = json.loads((tmp_path / "adapter_config.json").read_text())
@@ -332,6 +338,21 @@ def test_it_learns_what_it_is_asked():
     assert model.generate([[5, 6]], 3) == [[70, 71, 2]]
 
 
+def test_answers_of_any_length():
+    """Prompts have room for the longest one, and what is too long is told before a training."""
+    long = [{"ids": [5, 6, *range(10, 90), 2], "weights": [0, 0, *[1] * 81]}]
+    model = model_of()
+    result = mtf.models.finetune(
+        model, long * 2, 100, length=83, batch_size=1, learning_rate=0.02, lora="all:4",
+        eval_examples=long, exact_match=True, progress=False,
+    )  # fmt: skip
+    assert result.evaluations[-1]["exact_match"] == 1.0
+    text = "exact_match: prompt 0 with 9 new ids takes 133 positions, .* a table of 128"
+    questions = [{"ids": [5] * 125 + [6], "weights": [0] * 125 + [1]}]
+    with pytest.raises(ValueError, match=text):
+        tuned(model_of("gpt2"), length=126, eval_examples=questions, exact_match=True)
+
+
 @pytest.mark.parametrize(
     "options, text",
     [
@@ -354,6 +375,7 @@ def test_it_learns_what_it_is_asked():
         ({"lora": "q,up:8"}, "the model has no up; it has k, o, q, v, wi_0, wi_1, wo"),
         ({"save_adapters": "x"}, "save_adapters is for adapters; give lora"),
         ({"lora": "q:2", "save_adapters": 5}, "save_adapters=5 is no path of a folder"),
+        ({"lora": "q:2", "save_adapters": __file__}, "save_adapters '.*' cannot be written: .* in"),
         # Nothing is allocated for them before.
         (
             {"lora": "q:1000000000000"},
@@ -406,6 +428,10 @@ def test_what_is_no_model_or_has_no_weights(tmp_path):
         model_of().merge(None)
     with pytest.raises(ValueError, match=r"save_pretrained: path is that of a folder, .* not None"):
         model_of().save_pretrained(None)
+    with pytest.raises(
+        ValueError, match=r"save_pretrained: path '.*' cannot be written: .* in the"
+    ):
+        model_of().save_pretrained(__file__)
     losses = tuned(new, 20, log_every=1).losses  # without lora it is trained from the beginning
     assert new.weights and losses[-1] < losses[0]
 
@@ -417,6 +443,16 @@ def test_a_rule_of_adapters_splits_nothing_else():
         model = mtf.models.from_pretrained(FIXTURES / "llama", **mesh)
         model.logits([[1, 2]])
         tuned(model, 1, lora="q:2")
+
+
+@pytest.mark.parametrize("layout", ["batch:x", "batch:x,d_ff:y"])
+def test_on_another_mesh_than_the_models(layout):
+    """Where the model's layout leaves processors idle in attention, and that of training does not."""
+    wanted = tuned(model_of(), batch_size=2)
+    model = model_of(mesh_shape="x:2", layout="vocab:x")
+    found = tuned(model, batch_size=2, mesh_shape="x:2,y:2", layout=layout, zero=3, zero_axis="x")
+    np.testing.assert_allclose(found.losses, wanted.losses, rtol=1e-5)
+    assert str(model.model.layout) == str(model_of(mesh_shape="x:2", layout="vocab:x").model.layout)
 
 
 def test_what_peft_cannot_say(tmp_path):

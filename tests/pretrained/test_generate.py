@@ -517,6 +517,7 @@ def test_mistakes_of_the_command(tmp_path):
         (["--prompt=\xa5", "--top_p=0"], "mesh_tensorflow.generate: generate: top_p=0.0 must be"),
         (["--chat", "--prompt=a"], "not allowed with argument"),
         (["--prompts_file=nothing.txt"], "nothing.txt"),
+        (["--prompt=\xa5", "--system=\xa5"], "--system is of conversations: give --chat, too"),
     ]:
         done = processes.python(*command, *arguments, code=2)
         assert text in done.stderr and "Traceback" not in done.stderr
@@ -600,6 +601,10 @@ def test_prompts_of_other_kinds():
     ids = np.array([[5, 9], [7, 1]])
     for prompts in (([*row] for row in ids), ((5, 9), (7, 1)), ids, list(ids.astype(np.uint8))):
         assert model.generate(prompts, 3) == expected
+    numbers = {"top_k": np.int64(4), "temperature": np.float32(1), "seed": np.int64(3)}
+    assert model.generate(ids, np.int64(3), **numbers) == model.generate(
+        ids, 3, top_k=4, temperature=1.0, seed=3
+    )
     assert model.generate([]) == [] and model.generate(iter([])) == []
 
 
@@ -626,6 +631,9 @@ def test_as_long_as_the_table_of_positions(name):
     ):
         with pytest.raises(ValueError, match=f"takes 1(29|30) positions, .* a table of {most}"):
             call()
+    with pytest.raises(ValueError, match=r"examples: the longest example takes 129 .* of 128; s"):
+        model.examples([{"ids": [*prompt, 1]}], 160)
+    assert model.examples([{"ids": prompt}] * 2, 256)["ids"].shape == (1, 256)
     found = model.generate([prompt[:100]], 29, details=True)[0]
     assert len(found.ids) == 29 and len(found.log_probs) == 29
     assert model.generate([prompt], 1) == [[int(model.logits([prompt])[0, -1].numpy().argmax())]]

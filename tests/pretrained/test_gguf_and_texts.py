@@ -390,6 +390,30 @@ def test_a_template_knows_the_day():
     assert re.fullmatch(r"20\d\d-[01]\d", found)
 
 
+def test_settings_are_written_again(tmp_path):
+    """By `tokenizer_class` transformers knows whether tokenizer.json is what it says."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    tokenizers.Tokenizer(models.BPE()).save(str(first / "tokenizer.json"))
+    mask = {"content": "<m>", "lstrip": True}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": 10**30,
+        "mask_token": mask,
+        "eos_token": {"content": "<e>"},
+        "pad_token": None,
+    }
+    write(first, {SETTINGS: {**settings, "chat_template": "C"}, TOKENS: {"eos_token": "<E>"}})
+    made = _tokenizer.of_folder(str(first))
+    second.mkdir()
+    made.save(str(second))
+    written = json.loads((second / SETTINGS).read_text())
+    assert written == {**settings, "eos_token": "<E>"}
+    assert (second / "chat_template.jinja").read_text() == "C"
+    again = _tokenizer.of_folder(str(second))
+    assert again.settings == written and again.named_tokens == made.named_tokens
+
+
 def test_several_templates_of_a_folder(tmp_path):
     """Older folders have a list of them, of which one is for conversations without a purpose."""
     a_tokenizer().save(tmp_path)
@@ -504,7 +528,9 @@ def test_tokens_that_a_gguf_template_names():
         "ggml.eos_token_id": 2,
         "chat_template": "{{ bos_token }}a{{ eos_token }}",
     }
-    assert _tokenizer.of_gguf(metadata).chat([]) == [1, 0, 2]
+    made = _tokenizer.of_gguf(metadata)
+    assert made.chat([]) == [1, 0, 2]
+    assert made.settings == {"tokenizer_class": "PreTrainedTokenizerFast"}
 
 
 def test_texts_that_are_refused(tmp_path):

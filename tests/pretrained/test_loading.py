@@ -383,6 +383,54 @@ def test_shards_are_read(tmp_path):
     assert all(np.array_equal(model.weights[n], whole.weights[n]) for n in whole.weights)
 
 
+@pytest.mark.parametrize(
+    "name, prefix",
+    [
+        ("llama", "model."),
+        ("gemma2", "model."),
+        ("gpt2", "transformer."),
+        ("gpt_neox_serial", "gpt_neox."),
+        ("opt_350m", "model."),
+    ],
+)
+def test_a_folder_of_a_model_without_logits(name, prefix, tmp_path):
+    """Its names are shorter; those of adapters are of the whole model, as PEFT has them."""
+    folder = tmp_path / "model"
+    shutil.copytree(FIXTURES / name, folder)
+    tensors = load_file(folder / "model.safetensors")
+    save_file({n.removeprefix(prefix): x for n, x in tensors.items()}, folder / "model.safetensors",
+              metadata={"format": "pt"})  # fmt: skip
+    model, whole = (mtf.models.from_pretrained(f) for f in (folder, FIXTURES / name))
+    assert all(np.array_equal(model.weights[n], whole.weights[n]) for n in whole.weights)
+    model.save_pretrained(tmp_path / "same")
+    before, same = (f / "model.safetensors" for f in (folder, tmp_path / "same"))
+    assert before.read_bytes() == same.read_bytes()
+    mtf.models.finetune(
+        model, [{"ids": [1, 2, 3]}], 1, lora="o,wo:2", length=4, batch_size=1, learning_rate=0.1,
+        save_adapters=tmp_path / "adapters", progress=False,
+    )  # fmt: skip
+    adapters = load_file(tmp_path / "adapters" / "adapter_model.safetensors")
+    assert all(n.startswith(f"base_model.model.{prefix}") for n in adapters)
+    whole.merge(tmp_path / "adapters")
+    other = mtf.models.from_pretrained(folder)
+    other.merge(tmp_path / "adapters")
+    for n, value in model.weights.items():
+        np.testing.assert_array_equal(whole.weights[n], value)
+        np.testing.assert_array_equal(other.weights[n], value)
+
+
+def test_only_a_model_with_tied_logits_may_lack_them(tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(FIXTURES / "mistral", folder)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(
+        {n.removeprefix("model."): x for n, x in tensors.items()}, folder / "model.safetensors"
+    )
+    with pytest.raises(ValueError, match=r"config.json describes. missing: lm_head.weight$"):
+        mtf.models.from_pretrained(folder)
+
+
 @contextlib.contextmanager
 def no_room_for(size):
     """Context in which a file that becomes larger than this is an error of the system."""
@@ -674,6 +722,16 @@ def test_rotary_positions_of_each_type_of_layers():
     assert rotary_of(read, 8, window=4).scaling_type is None
     whole = rotary_of(read, 8)
     assert (whole.base, whole.scaling_type, whole.scaling) == (1e3, "linear", {"factor": 8.0})
+
+
+def test_what_a_scaling_says_besides_its_numbers():
+    """Of YaRN: that the model was trained with it; and what follows from the two lengths."""
+    yarn = {"type": "yarn", "original_max_position_embeddings": 16}
+    for further in ({"factor": 4.0, "finetuned": True}, {}, {"factor": None}):
+        fields = {"max_position_embeddings": 64, "rope_scaling": {**yarn, **further}}
+        found = rotary_of(Config("folder", fields), 8)
+        assert found.scaling_type == "yarn"
+        assert found.scaling == {"factor": 4.0, "original_max_position_embeddings": 16}
 
 
 def test_missing_fields():

@@ -54,6 +54,8 @@ class _Blocks:
         fully_autoregressive: bool,
     ) -> None:
         size = _block_length(length_dim, num_splits, radius)
+        # There is nothing farther away than the length, and room for it would be computed with.
+        radius = min(radius, length_dim.size)
         self.length = length_dim
         # By the name of the length, so that layouts which split positions split the blocks.
         self.blocks = mtf.Dimension(length_dim.name, length_dim.size // size)
