@@ -135,15 +135,15 @@ class ProcessDevices:
           simd_mesh_impl: a SimdMeshImpl.
         """
         assignment = simd_mesh_impl.device_assignment
-        # A layout counts logical processors; devices and assignments are of physical ones.
-        numbers = [simd_mesh_impl.l2p(pnum) for pnum in range(simd_mesh_impl.size)]
         if simd_mesh_impl.program.has_infeed:
             assert assignment is not None  # a TPU program has one
+            # A layout counts logical processors, and an assignment physical ones.
+            numbers = [simd_mesh_impl.l2p(pnum) for pnum in range(simd_mesh_impl.size)]
             self.ordered_tpus = [assignment.tpu_device(replica=n) for n in numbers]
             self.ordered_hosts = [assignment.host_device(replica=n) for n in numbers]
             self.ordered_ordinals = [assignment.tpu_ordinal(replica=n) for n in numbers]
         else:
-            self.ordered_tpus = [simd_mesh_impl.devices[n] for n in numbers]
+            self.ordered_tpus = simd_mesh_impl.devices
             specs = [tf.DeviceSpec.from_string(device) for device in self.ordered_tpus]
             # The CPU in the process of a device.
             self.ordered_hosts = [

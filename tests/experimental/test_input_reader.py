@@ -104,6 +104,9 @@ def test_simd(layout, l2p, tf_graph):
         graph = mtf.Graph()
         mesh = mtf.Mesh(graph, "mesh")
         mesh_impl = SimdMeshImpl("rows:2,cols:2", layout, logical_to_physical=l2p)
+        places = input_reader.ProcessDevices(mesh_impl)
+        assert places.ordered_ordinals == (l2p or [0, 1, 2, 3])
+        assert places.ordered_tpus == mesh_impl.devices
         readers.append(input_reader.SimdMeshImplInputReader(mesh_impl, creator, SHAPES_OF))
         infeed = readers[-1].infeed_queue
         assert (infeed.number_of_tuple_elements, infeed.number_of_shards) == (2, 4)
