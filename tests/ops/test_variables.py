@@ -309,6 +309,34 @@ def test_loops_read_and_assign_in_the_order_of_the_program(build, placing, tf_gr
         np.testing.assert_array_equal([v[0] for v in values], expected(n))
 
 
+@pytest.fixture(params=["functions", "contexts"])
+def control_flow(request):
+    """TensorFlow's two forms of loops in graphs; programs choose by tf.disable_v2_behavior()."""
+    if request.param == "contexts":
+        tf.disable_control_flow_v2()
+    yield
+    tf.enable_control_flow_v2()
+
+
+@pytest.mark.parametrize("placing", [PLACINGS[1], PLACINGS[3]])
+def test_a_loop_assigns_after_the_reads_of_the_step(placing, control_flow, tf_graph):
+    """TensorFlow lets each input enter a loop by itself: a read might come late otherwise."""
+    program = Program(placing)
+    program.graph.assigns = "all"
+    w = program.variable("w", np.zeros((8, 16)), trainable=False)
+
+    def body(i, y):
+        after = mtf.depend(w, [mtf.assign_add(w, mtf.ones_like(w))])
+        return [i + 1, y + after * 0.0 + w]
+
+    zero = mtf.constant(program.mesh, 0, dtype=tf.int32)
+    _, y = mtf.while_loop(lambda i, _: mtf.less(i, 2), body, [zero, mtf.zeros_like(w)])
+    program.start()
+    step = program.lowering.export_to_tf_tensor(y), program.lowering.effects
+    for n in range(40):
+        np.testing.assert_array_equal(program.session.run(step)[0], np.full((8, 16), 4.0 * n))
+
+
 def _twice(body, x):
     """Returns what a loop of two iterations makes of a Tensor."""
     zero = mtf.constant(x.mesh, 0, dtype=tf.int32)
