@@ -528,9 +528,11 @@ class ArrayStore(VariableStore):
             with deferred():
                 for name, array in read_arrays(path, wanted):
                     self._arrays[name] = array
-                with reading(path) as reader:
-                    for name, v in _in_file(path, self._known.saved.tracked).items():
-                        v.assign(reader.read(name, "", v.dtype))
+                tracked = _in_file(path, self._known.saved.tracked)
+                with reading(path) as reader:  # by a session, in which nothing eager is assigned
+                    found = [(v, reader.read(name, "", v.dtype)) for name, v in tracked.items()]
+                for v, value in found:
+                    v.assign(value)
             self._checkpoint = path
             self._names_there = {name for name, _ in tf.train.list_variables(path)}
 
