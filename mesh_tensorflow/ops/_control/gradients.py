@@ -743,10 +743,9 @@ def recompute_grad(
         given = [dy for _, dy in pairs]
         if _reads_in_loops(forward_operations):
             # Read a second time, a variable may have changed: the tape of a loop has what it was.
+            ys = [y for y, _ in pairs]
             with usable(forward_operations):
-                ys = [y for y, _ in pairs]
-                grads = mtf.gradients(ys, all_inputs, given, operations=forward_operations)
-            return in_order(grads)
+                return in_order(mtf.gradients(ys, all_inputs, given, operations=forward_operations))
         if budget is not None:
             grads = _from_stored(budget, forward_operations, all_inputs, pairs)
             if grads is not None:
