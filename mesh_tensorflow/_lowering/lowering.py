@@ -38,6 +38,7 @@ CPU, the program above is one matrix product, and its counters are still those o
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import logging
 import os
@@ -439,6 +440,8 @@ class Lowering:
       states: slices that those checks have looked at, and what they counted, by ids of the slices.
       in_other_layout: whether an operation is being lowered in another layout than its tensors'.
       communicated: for each of `collectives`, the name of the operation whose value it is of.
+      computes_again: whether what is lowered has been computed before, so that assignments are done
+        and texts printed.
     """
 
     def __init__(
@@ -526,6 +529,7 @@ class Lowering:
         self._counters: list[tuple[str, int]] = []
         self._collectives: list[tuple[str, MeshImpl, Collective]] = []
         self.communicated: list[str] = []
+        self.computes_again = False
         # The innermost operation that is being lowered, which collectives are counted for.
         self._at: Optional[Operation] = None
 
@@ -533,6 +537,19 @@ class Lowering:
         return lowering_text(self.graph, self.mesh_to_impl, self._collectives)
 
     # -- lowering operations
+
+    @contextlib.contextmanager
+    def again(self, is_again: bool = True) -> Iterator[None]:
+        """Returns a context in which operations are computed a second time, without their effects.
+
+        Args:
+          is_again: False for a context that changes nothing.
+        """
+        before, self.computes_again = self.computes_again, self.computes_again or is_again
+        try:
+            yield
+        finally:
+            self.computes_again = before
 
     def lower_operations(self, operations: Iterable[Operation]) -> None:
         """Lowers operations in order; loops also call it for their bodies.

@@ -21,10 +21,16 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow._calls import within
 from mesh_tensorflow._core.errors import NoValueError, slip
 from mesh_tensorflow._core.graph import Graph
-from mesh_tensorflow._core.operation import Cost, Operation, Tensor, bind_methods
+from mesh_tensorflow._core.operation import (
+    Cost,
+    Operation,
+    Tensor,
+    bind_methods,
+    with_inner_operations,
+)
 from mesh_tensorflow._core.placement import cost_of
 from mesh_tensorflow._lowering.lowering import Lowering, check_impls, fit_merged
-from mesh_tensorflow.ops._variables.variable import Variable
+from mesh_tensorflow.ops._variables.variable import Assign, Variable
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 
 __all__: list[str] = []
@@ -93,6 +99,7 @@ class LookedAt(Lowering):
             elif id(op) not in seen:
                 seen.add(id(op))
                 _check_eager(op, x, id(op) in there)
+                _check_assigns_nothing(op, x)
                 # A stack instead of recursion: programs are deeper than Python's limit of nested
                 # calls.
                 stack.append((op, True))
@@ -179,6 +186,18 @@ def _check_eager(op: Operation, x: Tensor, in_graph: bool) -> None:
             f"{x.name} {x.shape} has no value of its own: it depends on {op.name}, which is inside "
             "of a loop or was removed from the graph. Return it from the loop, or look at it there "
             "with mtf.Print"
+        )
+
+
+def _check_assigns_nothing(op: Operation, x: Tensor) -> None:
+    inner = with_inner_operations([op])
+    names = sorted({v.name for i in inner if isinstance(i, Assign) for v in i.variables})
+    if names:
+        raise NoValueError(
+            f"{x.name} {x.shape} has no value that can be looked at: it depends on {op.name}, a "
+            f"loop that assigns to {', '.join(names)}, and looking at values changes no variable. "
+            "Make a Lowering, which runs the loop once; lowering.export_to_tf_tensor(x) is the "
+            "value then"
         )
 
 

@@ -244,6 +244,9 @@ def parted_at_assignments(
         inner = list(with_inner_operations([op]))
         assigned.update(v for each in inner if isinstance(each, Assign) for v in each.variables)
         sources = [d for each in inner for d in (*each.inputs, *each.dependencies)]
+        # The gradient of a loop reads what that has kept, whether it reads its results or not.
+        loops = [each.loop for each in inner if each.loop is not None]
+        sources += [loop.tape_of for loop in loops if loop.tape_of is not None]
         if (
             any(isinstance(each, Assign) for each in inner)
             # A ReadVariable has no input that tells: what it reads is changed by assignments before

@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import divisors, text_table
 from mesh_tensorflow._core.graph import leaves_no_node
+from mesh_tensorflow._core.operation import with_inner_operations
 from mesh_tensorflow.ops._contractions.reduce_broadcast import divided_sum
 from mesh_tensorflow.ops._control.gradients import (
     Gradients,
@@ -570,7 +571,7 @@ def _check_parts(
 
 
 def _check_assigns_nothing(made: Sequence[mtf.Operation]) -> None:
-    for op in made:
+    for op in with_inner_operations(made):
         if isinstance(op, mtf.Assign):
             names = ", ".join(v.name for v in op.variables)
             raise ValueError(

@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import WrongTypeError, dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
-from mesh_tensorflow._mesh.random_values import initial_value
+from mesh_tensorflow._mesh.variables.store import whole_form
 from mesh_tensorflow.ops._microbatches import (
     InMicrobatches,
     one_at_a_time,
@@ -595,11 +595,9 @@ def _same_beginning(variable: mtf.Variable) -> Any:
             # Made before and maybe trained, so the average begins with the value that it has now.
             value = store.value(variable.name)
         else:
-            # An initializer without a seed gets one by the name: this draws what the variable will
-            # have.
-            value = initial_value(
-                variable.initializer, variable.name, list(shape), variable.master_dtype
-            )
+            # What the variable will have: a value that the store was given for it; or what its
+            # initializer draws, which gets a seed by the name if it has none.
+            value = store.first_value(variable, whole_form(variable.shape, variable.master_dtype))
         return tf.cast(value, dtype)
 
     return initializer

@@ -13,6 +13,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Optional
 
 import jax
@@ -288,12 +289,15 @@ def read_array(
 _Restored = Mapping[str, tuple[tf.DType, jax.ShapeDtypeStruct]]
 
 
-def check_together(path: str, variables: _Restored) -> None:
+def check_together(
+    path: str, variables: _Restored, tracked: Mapping[str, tf.Variable] = MappingProxyType({})
+) -> None:
     """Raises an error in all processes if one of them cannot read its parts of a checkpoint.
 
     Args:
       path: the path of the checkpoint.
       variables: what it should have, by name.
+      tracked: variables of TensorFlow that it may have, by name.
 
     Raises:
       CheckpointError: there is no such checkpoint, it is damaged, or it lacks variables or has them
@@ -301,11 +305,22 @@ def check_together(path: str, variables: _Restored) -> None:
     """
     wanted = {n: Wanted(v.shape, dtype) for n, (dtype, v) in variables.items()}
     specs = {n: own_specs(v) for n, (_, v) in variables.items()}
-    if not done_in_all(lambda: check_checkpoint(path, wanted, specs)):
+
+    def check() -> None:
+        check_checkpoint(path, wanted, specs)
+        check_checkpoint(path, _in_file(path, tracked), read=True)
+
+    if not done_in_all(check):
         raise CheckpointError(
             f"another process cannot read its parts of checkpoint {path}, and says why; no "
             "variable was changed"
         )
+
+
+def _in_file(path: str, tracked: Mapping[str, tf.Variable]) -> dict[str, tf.Variable]:
+    """Returns those variables of TensorFlow that a checkpoint has."""
+    there = {name for name, _ in tf.train.list_variables(path)} if tracked else ()
+    return {name: v for name, v in tracked.items() if name in there}
 
 
 def read_arrays(path: str, variables: _Restored) -> Iterator[tuple[str, jax.Array]]:
@@ -509,10 +524,15 @@ class ArrayStore(VariableStore):
             }
             # All is read before any is changed, and then again: the devices may have no memory for
             # two values of each variable.
-            check_together(path, wanted)
+            check_together(path, wanted, self._known.saved.tracked)
             with deferred():
                 for name, array in read_arrays(path, wanted):
                     self._arrays[name] = array
+                tracked = _in_file(path, self._known.saved.tracked)
+                with reading(path) as reader:  # by a session, in which nothing eager is assigned
+                    found = [(v, reader.read(name, "", v.dtype)) for name, v in tracked.items()]
+                for v, value in found:
+                    v.assign(value)
             self._checkpoint = path
             self._names_there = {name for name, _ in tf.train.list_variables(path)}
 
@@ -583,8 +603,9 @@ _STEP = "global_step"
 
 
 def save(store: ArrayStore, path: str, step: Optional[int] = None) -> str:
-    """Saves the variables of a store; with several processes, all have to call it.
+    """Saves the variables of a store, and those of TensorFlow that it tracks.
 
+    With several processes, all have to call it.
     Each process writes the parts that its devices have, copies just once, to a file system that
     all share; the first process joins their files. Any mesh implementation, in any layout, and the
     classic can read them.
@@ -614,9 +635,11 @@ def save(store: ArrayStore, path: str, step: Optional[int] = None) -> str:
             for name in store.names
             for part in parts_to_write(store.array(name), name, masters[name].dtype.base_dtype)
         ]
-    if step is not None and jax.process_index() == 0:
+    if jax.process_index() == 0:
         # By one process: a tensor in two files could not be joined.
-        parts.append(Shard(_STEP, "", np.asarray(step, np.int64)))
+        tracked = {name: v.numpy() for name, v in store._known.saved.tracked.items()}
+        tracked.update({} if step is None else {_STEP: np.asarray(step, np.int64)})
+        parts += [Shard(name, "", np.asarray(value)) for name, value in tracked.items()]
     count = jax.process_count()
     written = [f"{path}.part-{i}-of-{count}" for i in range(count)]
 
@@ -641,6 +664,7 @@ def save(store: ArrayStore, path: str, step: Optional[int] = None) -> str:
 def restore(store: ArrayStore, path: str) -> None:
     """Restores all variables of a store, or none; each process reads the parts that it has.
 
+    So are the variables of TensorFlow that it tracks, if the file has them.
     Variables that are made later get their values in the checkpoint as well, if it has them; those
     of the first call, where the store has none yet, have to be there. With several processes, all
     have to call it.

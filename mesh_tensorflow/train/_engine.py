@@ -731,18 +731,28 @@ class StepEngine(Engine):
             self._make_variables(batch)
         else:
             self._call(self._step_fn, batch)
-        masters = self._store.masters
-        check_checkpoint(path, {name: masters[name] for name in self._store.names}, read=True)
+        masters, tracked = self._store.masters, self._tracked()
         reader = checkpoint_files.open_reader(path)
-        for name in self._store.names:
+        # A file of before these were saved lacks all of them.
+        tracked = {n: v for n, v in tracked.items() if reader.has_tensor(n)}
+        own = {name: masters[name] for name in self._store.names}
+        check_checkpoint(path, {**own, **tracked}, read=True)
+        for name in own:
             self._store.assign(name, reader.get_tensor(name))
+        for name, variable in tracked.items():
+            variable.assign(reader.get_tensor(name))
         # Last, as the call above may have counted a step.
         if self._step is not None:
             self._step.assign(int(reader.get_tensor(_STEP)))
 
     def values(self) -> dict[str, np.ndarray]:
         """Returns the whole values of all variables, by name."""
-        return {name: self._store.value(name).numpy() for name in self._store.names}
+        own = {name: self._store.value(name).numpy() for name in self._store.names}
+        return {**own, **{name: v.numpy() for name, v in self._tracked().items()}}
+
+    def _tracked(self) -> dict[str, tf.Variable]:
+        """Returns TensorFlow's variables that the store tracks, but for the number of steps."""
+        return {name: v for name, v in self._store._known.saved.tracked.items() if name != _STEP}
 
     @property
     def trained(self) -> set[str]:

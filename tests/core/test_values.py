@@ -186,6 +186,22 @@ def test_without_a_value(x):
             ask(x)
 
 
+def test_a_look_assigns_nothing(mesh, x):
+    seen = mtf.get_variable(mesh, "seen", [], initializer=tf.zeros_initializer())
+
+    def body(i, x):
+        mtf.assign_add(seen, mtf.ones_like(seen))
+        return [i + 1.0, x * 2.0]
+
+    [_, y] = mtf.while_loop(lambda i, _: mtf.less(i, 3.0), body, [mtf.zeros(mesh, []), x])
+    with pytest.raises(NoValueError, match=r"a loop that assigns to seen, .* runs the loop once"):
+        y.numpy()
+    assert "without a value" in repr(y) and float(seen) == 0.0
+    lowering = mtf.Lowering(mesh.graph, {mesh: implementation("a:rows")})
+    np.testing.assert_array_equal(lowering.export_to_tf_tensor(y), X * 8)
+    assert float(seen) == 3.0
+
+
 def test_operators(x, y):
     flags = x < 3
     expected = [

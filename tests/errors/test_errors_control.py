@@ -65,6 +65,13 @@ BUILD = {
     ),
     "while_cond_dtype": (_loop(lambda i: [i], cond=lambda i: i), V, "boolean scalar"),
     "while_cond_number": (_loop(lambda i: [i], cond=lambda i: True), V, r"a mtf.Tensor, not True"),
+    "while_cond_assigns": (
+        lambda w: mtf.while_loop(
+            lambda i: (mtf.assign(w.w, w.x), mtf.less(i, 3))[1], lambda i: [i + 1], [w.zero]
+        ),
+        V,
+        r"cond_fn assigns to w, .* assign in body_fn",
+    ),
     "while_body_number": (_loop(lambda i: [3]), V, r"not a mtf.Tensor"),
     "while_body_raises": (_loop(lambda i: [mtf.reshape(i + 1, [A])]), V, "cannot reshape"),
     "custom_count": (

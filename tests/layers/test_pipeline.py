@@ -152,6 +152,13 @@ def _counts(x):
     mtf.assign(seen, seen + 1.0)
 
 
+def _once(fn, x):
+    """Returns what a function makes of a Tensor, in a loop of one iteration."""
+    return mtf.while_loop(
+        lambda i, _: mtf.less(i, 1.0), lambda i, x: [i + 1.0, fn(x)], [mtf.zeros(x.mesh, []), x]
+    )[1]
+
+
 ERRORS = {
     "microbatches": (
         call(microbatches=3),
@@ -189,6 +196,10 @@ ERRORS = {
     "assigns": (
         call(fn=lambda x, w: (_counts(x), x * w)[1]),
         r"pipeline: stage_fn assigns to seen, but it is called for each tick, .*as a loss, which",
+    ),
+    "assigns_in_a_loop": (
+        call(fn=lambda x, w: _once(lambda y: (_counts(y), y * w)[1], x)),
+        r"pipeline: stage_fn assigns to seen, but it is called for each tick",
     ),
 }
 

@@ -192,6 +192,32 @@ def test_iterations_of_a_loop():
             assert np.mean(x == y) < 0.01
 
 
+def _until_drawn(mesh):
+    """A loop that ends by chance, as its condition draws anew in each iteration."""
+
+    def goes_on(i, _):
+        return mtf.less(mtf.reduce_mean(mtf.random_uniform(mesh, [A])), 0.6)
+
+    zero = mtf.constant(mesh, 0, dtype=tf.int32)
+    return mtf.while_loop(
+        goes_on,
+        lambda i, total: [i + 1, total + mtf.random_uniform(mesh, [A])],
+        [zero, mtf.zeros(mesh, [A])],
+        maximum_iterations=60,
+    )
+
+
+def test_a_condition_draws_in_each_iteration():
+    placings = [*PLACINGS[:2], Placing("x:2", "a:x", simd=True)]
+    counts = set()
+    for expected, *others in run(_until_drawn, placings, runs=5):
+        counts.add(int(expected[0]))
+        for values in others:
+            for value, e in zip(values, expected):
+                np.testing.assert_array_equal(value, e)
+    assert len(counts) > 1 and max(counts) < 60
+
+
 def test_keys_of_iterations_have_no_part_in_common():
     keys = [random_values.fold_key(tf.constant([7, 9], tf.uint32), i) for i in range(16)]
     assert len(np.unique([key.numpy() for key in keys])) == 16 * 4

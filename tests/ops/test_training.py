@@ -184,6 +184,26 @@ def test_print_in_a_loop_that_sums(capfd, tf_graph):
     assert "total: [12]" in capfd.readouterr().err
 
 
+def test_print_in_a_loop_of_eager_code(capfd):
+    """In each iteration, in those of a loop within a loop too, and not for the gradient."""
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    zero, x = mtf.constant(mesh, 0, dtype=tf.int32), mtf.ones(mesh, "a:4")
+
+    def twice(message, body, x):
+        def printing(i, x):
+            return [i + 1, body(mtf.Print(x, [mtf.reduce_sum(x)], message))]
+
+        return mtf.while_loop(lambda i, _: mtf.less(i, 2), printing, [zero, x])[1]
+
+    y = twice("outer: ", lambda x: twice("inner: ", lambda x: x * 2.0, x), x)
+    [dx] = mtf.gradients([y], [x])
+    lowering = mtf.Lowering(mesh.graph, {mesh: Placing("x:2", "a:x").impl()})
+    assert lowering.export_to_tf_tensor(dx).numpy().tolist() == [16.0] * 4
+    err = capfd.readouterr().err
+    assert [err.count(f"outer: [{n}]") for n in (4, 16)] == [1, 1]
+    assert [err.count(f"inner: [{n}]") for n in (4, 8, 16, 32)] == [1, 1, 1, 1]
+
+
 def test_print_of_what_follows_an_assignment(tf_graph):
     """With checks, assignments come last, and then what is computed of them."""
     mesh = mtf.Mesh(mtf.Graph(), "mesh")

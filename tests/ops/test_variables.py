@@ -309,6 +309,118 @@ def test_loops_read_and_assign_in_the_order_of_the_program(build, placing, tf_gr
         np.testing.assert_array_equal([v[0] for v in values], expected(n))
 
 
+@pytest.fixture(params=["functions", "contexts"])
+def control_flow(request):
+    """TensorFlow's two forms of loops in graphs; programs choose by tf.disable_v2_behavior()."""
+    if request.param == "contexts":
+        tf.disable_control_flow_v2()
+    yield
+    tf.enable_control_flow_v2()
+
+
+@pytest.mark.parametrize("placing", [PLACINGS[1], PLACINGS[3]])
+def test_a_loop_assigns_after_the_reads_of_the_step(placing, control_flow, tf_graph):
+    """TensorFlow lets each input enter a loop by itself: a read might come late otherwise."""
+    program = Program(placing)
+    program.graph.assigns = "all"
+    w = program.variable("w", np.zeros((8, 16)), trainable=False)
+
+    def body(i, y):
+        after = mtf.depend(w, [mtf.assign_add(w, mtf.ones_like(w))])
+        return [i + 1, y + after * 0.0 + w]
+
+    zero = mtf.constant(program.mesh, 0, dtype=tf.int32)
+    _, y = mtf.while_loop(lambda i, _: mtf.less(i, 2), body, [zero, mtf.zeros_like(w)])
+    program.start()
+    step = program.lowering.export_to_tf_tensor(y), program.lowering.effects
+    for n in range(40):
+        np.testing.assert_array_equal(program.session.run(step)[0], np.full((8, 16), 4.0 * n))
+
+
+def _twice(body, x):
+    """Returns what a loop of two iterations makes of a Tensor."""
+    zero = mtf.constant(x.mesh, 0, dtype=tf.int32)
+    return mtf.while_loop(lambda i, _: mtf.less(i, 2), lambda i, y: [i + 1, body(y)], [zero, x])[1]
+
+
+COMPUTED_AGAIN = {
+    "of a loop in a loop": (lambda fn, x: _twice(lambda y: _twice(fn, y), x), 4),
+    "of a recomputed loop": (lambda fn, x: mtf.recompute_grad(lambda y: _twice(fn, y), [x]), 2),
+    "of a loop in a recomputed one": (
+        lambda fn, x: mtf.recompute_grad(lambda y: _twice(lambda z: _twice(fn, z), y), [x]),
+        4,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMPUTED_AGAIN)
+def test_a_gradient_assigns_nothing_again(name, tf_graph):
+    """Nor do loops that are computed a second time for it."""
+    make, times = COMPUTED_AGAIN[name]
+    program = Program(PLACINGS[1])
+    program.graph.assigns = "all"
+    n = program.variable("n", np.zeros(8), trainable=False)
+
+    def counted(y):
+        mtf.assign_add(n, mtf.ones_like(n))
+        return mtf.sin(y)
+
+    x = mtf.import_tf_tensor(program.mesh, np.linspace(0, 1, 8, dtype=np.float32), [A])
+    y = make(counted, x)
+    [dx] = mtf.gradients([mtf.reduce_sum(y)], [x])
+    program.start()
+    step = program.lowering.export_to_tf_tensor(dx), program.lowering.effects
+    for done in range(1, 4):
+        program.session.run(step)
+        assert program.masters()["n"].tolist() == [done * times] * 8
+
+
+def test_a_recomputed_loop_reads_what_it_read():
+    """Values of a variable that changes are those of the first time, not read again."""
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    w = mtf.get_variable(mesh, "w", [A], initializer=tf.ones_initializer())
+
+    def body(y):
+        mtf.assign_add(w, mtf.ones_like(w))
+        return y * mtf.read_variable(w)
+
+    x = mtf.ones(mesh, [A])
+    y = mtf.recompute_grad(lambda y: _twice(body, y), [x])
+    [dx] = mtf.gradients([y], [x])
+    lowering = mtf.Lowering(mesh.graph, {mesh: PLACINGS[1].impl()})
+    for value in (y, dx):
+        assert lowering.export_to_tf_tensor(value).numpy().tolist() == [6.0] * 8
+    assert w.operation.get_master().numpy().tolist() == [3.0] * 8
+
+
+@pytest.mark.parametrize("placing", [PLACINGS[1], PLACINGS[1]._replace(simd=True)])
+def test_variables_that_a_condition_makes(placing, tf_graph):
+    """They are read at the beginning, as those of a body are, and known outside of the loop."""
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+
+    def variable(name, value):
+        return mtf.get_variable(mesh, name, [A], initializer=tf.constant_initializer(value))
+
+    [y] = mtf.while_loop(
+        lambda y: mtf.less(mtf.reduce_sum(y), mtf.reduce_sum(variable("limit", 5.0))),
+        lambda y: [y * variable("factor", 2.0) + 0.0 * variable("limit", 5.0)],
+        [mtf.ones(mesh, [A])],
+        maximum_iterations=9,
+    )
+    more = mtf.assign_add(variable("limit", 5.0), variable("limit", 5.0))
+
+    def lowered():
+        lowering = mtf.Lowering(graph, {mesh: placing.impl()})
+        return lowering.export_to_tf_tensor(y), lowering.lowered_operation(more)
+
+    step = placing.run(lowered)
+    with harness.session() as session:
+        session.run(tf.global_variables_initializer())
+        found = [session.run(step)[0][0] for _ in range(3)]
+    assert found == [8.0, 16.0, 32.0]
+
+
 def test_no_gradient_of_reads_in_inner_loops():
     mesh = mtf.Mesh(mtf.Graph(), "mesh")
     w = mtf.get_variable(mesh, "w", [A], initializer=tf.ones_initializer())

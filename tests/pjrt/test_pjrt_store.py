@@ -82,6 +82,46 @@ def test_savers_of_sessions(tmp_path):
         np.testing.assert_array_equal(step.store.value(name), value)
 
 
+def test_what_is_tracked_is_saved_too(tmp_path):
+    step = on_jax()
+    step(DATA)
+    seen = tf.Variable([1, 2], dtype=tf.int64, name="seen")
+    path = mtf.pjrt.save(step.store, str(tmp_path / "before"))
+    step.store.track(seen)
+    mtf.pjrt.restore(step.store, path)  # of before it was tracked
+    path = mtf.pjrt.save(step.store, str(tmp_path / "model"), step=3)
+    seen.assign([0, 0])
+    mtf.pjrt.restore(step.store, path)
+    assert seen.numpy().tolist() == [1, 2]
+    step.store.track(tf.Variable([1.0], name="new"))
+    seen.assign([0, 0])
+    bad = {"seen": np.ones(3, np.int64), **{n: step.store.value(n) for n in step.store.names}}
+    tf.raw_ops.SaveV2(
+        prefix=str(tmp_path / "bad"),
+        tensor_names=list(bad),
+        shape_and_slices=[""] * len(bad),
+        tensors=list(bad.values()),
+    )
+    with pytest.raises(mtf.checkpoint.CheckpointError, match=r"seen: int64 \[3\] in the file"):
+        mtf.pjrt.restore(step.store, str(tmp_path / "bad"))
+
+
+def test_averages_begin_as_what_weights_are_given():
+    @mtf.pjrt.function(mesh_shape="rows:2", layout="a:rows")
+    def program():
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        v = mtf.get_variable(mesh, "v", "a:4", initializer=tf.ones_initializer())
+        average = mtf.optimize.ExponentialMovingAverage(0.5)
+        average.apply(mesh.graph.trainable_variables)
+        lowering = mtf.Lowering(mesh.graph, {mesh: mtf.pjrt.mesh_impl()})
+        return lowering.export_to_tf_tensor(v)
+
+    program.store.begin_with({"v": np.full(4, 3.0, np.float32)})
+    program()
+    average = program.store.value("v/ExponentialMovingAverage").numpy()
+    np.testing.assert_array_equal(average, [3.0] * 4)
+
+
 def test_dtypes_of_masters_and_slices(tmp_path):
     """Slices of bfloat16 are what is on the devices; files have the master's dtype."""
 

@@ -115,6 +115,31 @@ def test_averages_begin_as_the_weights_that_are_loaded(name):
     np.testing.assert_allclose(found[f"w/{name}"], [2.75, 4.75])
 
 
+def test_what_the_store_tracks_is_saved(tmp_path):
+    """Variables of TensorFlow beside those of the program, but not another number of steps."""
+
+    def counting():
+        step_fn, _ = compiled()
+        examples = tf2.Variable(0.0, name="examples")
+        step_fn.store.track(examples)
+        step_fn.store.track(tf.train.get_or_create_global_step())
+
+        def counted(features):
+            examples.assign_add(len(features["x"]))
+            return step_fn(features)
+
+        return counted, {"store": step_fn.store, "directory": str(tmp_path)}
+
+    step_fn, arguments = counting()
+    result = fit(2, step_fn, **arguments)
+    rows = linear.DIMS["x"][0].size
+    assert result.variables["examples"] == 2 * rows and "global_step" not in result.variables
+    step_fn, arguments = counting()
+    assert fit(3, step_fn, **arguments).variables["examples"] == 3 * rows
+    saved = tf.train.load_checkpoint(str(tmp_path))
+    assert saved.get_tensor("examples") == 3 * rows and saved.get_tensor("global_step") == 3
+
+
 def test_a_session_of_the_user_gets_arrays():
     """In a graph: nothing is added to it by a step."""
     store = mtf.VariableStore()

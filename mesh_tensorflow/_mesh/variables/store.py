@@ -341,6 +341,12 @@ class SavedVariables(Trackable):
         """The whole variables by name, of the store and beside it."""
         return {name: getattr(v, "variable", v) for name, v in self._by_name.items()}
 
+    @property
+    def tracked(self) -> dict[str, tf.Variable]:
+        """Those beside the store, by name."""
+        known = self._by_name.items()
+        return {name: v.variable for name, v in known if isinstance(v, _TrackedVariable)}
+
     def _trackable_children(self, *unused_args: Any, **unused_kwargs: Any) -> dict[str, Any]:
         return dict(self._by_name)
 
@@ -570,7 +576,7 @@ class VariableStore(tf2.Module):
             return
         # The name is a full one already, which scopes in force must not extend.
         with tf.device(form.devices[0]), tf.name_scope(None):
-            whole = self._first_value(variable, form)
+            whole = self.first_value(variable, form)
             self._keep(variable, form, {0: _slice_variable(variable, whole, None)})
 
     def slices(
@@ -610,7 +616,7 @@ class VariableStore(tf2.Module):
                 if name in self._known.values:
                     pieces = self._given_pieces(variable, form, mesh_impl)
                 else:
-                    pieces = _pieces(variable, mesh_impl, self._first_value(variable, form))
+                    pieces = _pieces(variable, mesh_impl, self.first_value(variable, form))
                 self._lay_out(variable, form, mesh_impl, pieces, {})
         elif known != form or not all(
             mesh_impl.same_memory(device, form.devices[pnum])
@@ -634,7 +640,13 @@ class VariableStore(tf2.Module):
         stored.unclaimed = new
         return self._used(name)
 
-    def _first_value(self, variable: Variable, form: Form) -> tf.Tensor:
+    def first_value(self, variable: Variable, form: Form) -> tf.Tensor:
+        """Returns the whole value that a variable begins with: the given one, or its initializer's.
+
+        Args:
+          variable: the Variable.
+          form: the form that the value is for.
+        """
         name, values = variable.name, self._known.values
         if name in values:
             return fitting(name, form, values[name])

@@ -33,11 +33,11 @@ from mesh_tensorflow._core.operation import (
 from mesh_tensorflow._core.shape import Dimension, Shape, convert_to_shape
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl, is_pending, summands_of
 from mesh_tensorflow._units import counted
-from mesh_tensorflow.ops._control.control import external_inputs
+from mesh_tensorflow.ops._control.control import Depend, external_inputs
 from mesh_tensorflow.ops._control.while_loop import WhileLoopOperation
 from mesh_tensorflow.ops._elementwise.slicewise import PACKAGE, is_of_library
 from mesh_tensorflow.ops._source import Constant
-from mesh_tensorflow.ops._variables.variable import Variable
+from mesh_tensorflow.ops._variables.variable import ReadVariable, Variable
 
 if TYPE_CHECKING:
     from mesh_tensorflow._core.graph import StagesLike
@@ -695,6 +695,15 @@ def _from_stored(
     return None
 
 
+def _reads_in_loops(operations: Sequence[Operation]) -> bool:
+    """Returns whether a loop among operations reads a variable, other than at the beginning."""
+    inner = with_inner_operations(i for op in operations for i in op.inner_operations)
+    return any(
+        isinstance(op, ReadVariable) or (isinstance(op, Depend) and op.reads() is not None)
+        for op in inner
+    )
+
+
 def recompute_grad(
     fn: Callable,
     explicit_inputs: Sequence[Tensor],
@@ -732,6 +741,11 @@ def recompute_grad(
     ) -> Sequence[Optional[Tensor]]:
         pairs = [(y, dy) for y, dy in zip(outputs, output_grads) if dy is not None]
         given = [dy for _, dy in pairs]
+        if _reads_in_loops(forward_operations):
+            # Read a second time, a variable may have changed: the tape of a loop has what it was.
+            ys = [y for y, _ in pairs]
+            with usable(forward_operations):
+                return in_order(mtf.gradients(ys, all_inputs, given, operations=forward_operations))
         if budget is not None:
             grads = _from_stored(budget, forward_operations, all_inputs, pairs)
             if grads is not None:

@@ -330,13 +330,14 @@ class WhileGradientOperation(_LoopOperation):
         sums = sums_of(self._operations, lowering.requested_impl(self))
         partial = {y for y in self._results if sums.pending_axes(y)}
         state = LoopState(mesh_impl, self._results, n, partial)
+        assigned = dict(lowering.assigned)  # a read within is none that what follows can wait for
 
         def body(index: tf.Tensor, flat: list) -> tuple:
             totals = state.unflatten(flat)
             tape.read(lowering, arrays, index)
             for x, value in zip(self._carried, totals):
                 lowering.set_tensor_lowering(x, value)
-            with inside_loop():
+            with inside_loop(), lowering.again():
                 lowering.lower_operations(self._operations)
                 return index - 1, state.flatten(state.next(lowering, totals))
 
@@ -351,6 +352,8 @@ class WhileGradientOperation(_LoopOperation):
             # once, and take the memory of several.
             parallel_iterations=1,
         )
+        lowering.assigned.clear()
+        lowering.assigned.update(assigned)
         for y, value in zip(self.outputs, state.last(flat)):
             lowering.set_tensor_lowering(y, value)
 
@@ -423,12 +426,14 @@ class WhileLoopOperation(_LoopOperation):
         placeholders = loop_values(inputs, "loop_variable")
         cond_output, cond_ops = graph.take_operations(lambda: cond_fn(*placeholders))
         outputs, body_ops = graph.take_operations(lambda: _as_list(body_fn(*placeholders)))
-        _check_cond(cond_output)
+        _check_cond(cond_output, cond_ops)
         _check_body(inputs, outputs, has_accumulators)
         # Variables stay outside of the loop.
         # A variable is made once, and read at the beginning of the step as all are.
-        graph.operations.extend(op for op in body_ops if isinstance(op, Variable))
-        body_ops = [op for op in body_ops if not isinstance(op, Variable)]
+        graph.operations.extend(op for op in cond_ops + body_ops if isinstance(op, Variable))
+        cond_ops, body_ops = (
+            [op for op in ops if not isinstance(op, Variable)] for ops in (cond_ops, body_ops)
+        )
         made = {y for op in body_ops for y in op.outputs}
         external = external_inputs(cond_ops + body_ops, placeholders)
         # A body may return a Tensor from outside as it is, which none of its operations reads.
@@ -538,6 +543,10 @@ class WhileLoopOperation(_LoopOperation):
 
     def lower(self, lowering: mtf.Lowering) -> None:
         """Lowers to a tf.while_loop over the slices of the loop variables."""
+        with lowering.again(self.original is not None):
+            self._lower(lowering)
+
+    def _lower(self, lowering: mtf.Lowering) -> None:
         mesh_impl = lowering.mesh_impl(self)
         n = self.num_vars
         inputs = [lowering.tensors[x].to_laid_out_tensor() for x in self.inputs[:n]]
@@ -551,22 +560,29 @@ class WhileLoopOperation(_LoopOperation):
         tape = Tape(mesh_impl, self.taped()) if self.keeps_tape else None
         keys = self._random_keys(lowering)
         # A copy, since lowering the body forgets these, and notes its own.
-        assigned, earlier = dict(lowering.assigned), self._earlier_assignments(lowering)
+        assigned, waits = dict(lowering.assigned), self._waits(lowering)
+
+        def lower(operations: Sequence[Operation], index: tf.Tensor, values: Sequence[Any]) -> None:
+            for placeholder, value in zip(self.placeholders, values):
+                lowering.set_tensor_lowering(placeholder, value)
+            drawn = [op for op in with_inner_operations(operations) if op in keys]
+            lowering.random_keys.update({op: fold_key(keys[op], index) for op in drawn})
+            lowering.lower_operations(operations)
 
         def cond(index: tf.Tensor, flat: list, arrays: list) -> tf.Tensor:
-            self._enter(lowering, state.unflatten(flat))
             with inside_loop():
-                lowering.lower_operations(self._cond_ops)
+                lower(self._cond_ops, index, state.unflatten(flat))
             # One loop serves all processors, and they all compute the same condition.
-            return lowering.tensors[self._cond_output].to_laid_out_tensor().all_slices[0]
+            value = lowering.tensors[self._cond_output].to_laid_out_tensor().all_slices[0]
+            # TensorFlow lets each input enter a loop by itself, also in spite of control
+            # dependencies: only what the condition is computed from is there before the body.
+            return tf.logical_and(value, index >= 0) if waits else value
 
         def body(index: tf.Tensor, flat: list, arrays: list) -> tuple:
             values = state.unflatten(flat)
-            self._enter(lowering, values)
             lowering.assigned.clear()  # what is outside cannot wait for what is in here
-            lowering.random_keys.update({op: fold_key(key, index) for op, key in keys.items()})
             with inside_loop():
-                lowering.lower_operations(self.body_operations)
+                lower(self.body_operations, index, values)
                 flat = state.flatten(state.next(lowering, values))
                 if tape is not None:
                     arrays = tape.write(lowering, arrays, index)
@@ -581,10 +597,9 @@ class WhileLoopOperation(_LoopOperation):
 
         first = state.first(inputs)
         arrays = [] if tape is None else tape.new_arrays(self._size_of_tape(mesh_impl))
-        with tf.control_dependencies(earlier):
-            count, flat, arrays = tf.while_loop(
-                cond, body, (tf.constant(0), first, arrays), **self._tf_kwargs
-            )
+        with tf.control_dependencies(waits):
+            start = tf.identity(tf.constant(0))
+        count, flat, arrays = tf.while_loop(cond, body, (start, first, arrays), **self._tf_kwargs)
         # A recomputation of this loop starts from the same keys.
         lowering.random_keys.update(keys)
         for y, value in zip(self.outputs, state.last(flat)):
@@ -602,18 +617,29 @@ class WhileLoopOperation(_LoopOperation):
         if tape is not None:
             lowering.loop_tapes[self] = (tape, count, arrays)
 
-    def _earlier_assignments(self, lowering: mtf.Lowering) -> list[tf.Operation]:
+    def _waits(self, lowering: mtf.Lowering) -> list[tf.Operation]:
         """Returns what the loop waits for, if it assigns to variables, or reads them."""
+        assigned: dict[Variable, None] = {}
         used: dict[Variable, None] = {}
         for op in with_inner_operations(self._cond_ops + self.body_operations):
             if isinstance(op, Assign):
-                used.update(dict.fromkeys(op.variables))
+                assigned.update(dict.fromkeys(op.variables))
             elif isinstance(op, ReadVariable):
                 used[op.variable] = None
-        return earlier_assignments(lowering, list(used)) if used else []
+        used.update(assigned)
+        waits = earlier_assignments(lowering, list(used)) if used else []
+        if tf.executing_eagerly() or not lowering.mesh_impl(self).supports_control_dependencies:
+            return waits  # it is done in the order of the program
+        # The reads of the beginning of the step, as an assignment waits for outside of a loop.
+        for v in assigned:
+            slices = lowering.variables[v].laid_out_tensor.to_laid_out_tensor().all_slices
+            waits += lowering.first_reads.get(v) or [t.op for t in slices]
+        return waits
 
     def _effects(self, lowering: mtf.Lowering) -> list[Operation]:
         """Returns the operations of the body that do something besides computing."""
+        if lowering.computes_again:
+            return []
         return [op for op in self.body_operations if op in lowering.operations]
 
     def _size_of_tape(self, mesh_impl: MeshImpl) -> Optional[int]:
@@ -629,8 +655,8 @@ class WhileLoopOperation(_LoopOperation):
         return int(most)
 
     def random_operations(self) -> list[RandomOperation]:
-        """Returns the random operations of the body, including those of inner loops."""
-        inner = with_inner_operations(self.body_operations)
+        """Returns the random operations of condition and body, also those of inner loops."""
+        inner = with_inner_operations(self._cond_ops + self.body_operations)
         return [op for op in inner if isinstance(op, RandomOperation)]
 
     def _random_keys(self, lowering: mtf.Lowering) -> dict[Operation, tf.Tensor]:
@@ -645,10 +671,6 @@ class WhileLoopOperation(_LoopOperation):
             key = op.key() if key is None else key
             keys[op] = mesh_impl.random_key(op.seed()) if key is None else key
         return keys
-
-    def _enter(self, lowering: mtf.Lowering, values: Sequence[Any]) -> None:
-        for placeholder, value in zip(self.placeholders, values):
-            lowering.set_tensor_lowering(placeholder, value)
 
 
 def is_of_microbatches(op: Operation) -> TypeGuard[WhileLoopOperation]:
@@ -673,13 +695,20 @@ def _as_list(outputs: Any) -> list[Tensor]:
     return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
 
 
-def _check_cond(cond_output: object) -> None:
+def _check_cond(cond_output: object, operations: Sequence[Operation]) -> None:
     if not isinstance(cond_output, Tensor):
         raise ValueError(f"while_loop: cond_fn must return a mtf.Tensor, not {cond_output!r}")
     if cond_output.shape.ndims or cond_output.dtype != tf.bool:
         raise ValueError(
             f"while_loop: cond_fn must return a boolean scalar, not {tensors_text([cond_output])}; "
             "mtf.reduce_any and mtf.reduce_all make one of several"
+        )
+    inner = with_inner_operations(operations)
+    names = [v.name for op in inner if isinstance(op, Assign) for v in op.variables]
+    if names:
+        raise ValueError(
+            f"while_loop: cond_fn assigns to {', '.join(names)}, but what it makes besides its "
+            "result is not done; assign in body_fn"
         )
 
 

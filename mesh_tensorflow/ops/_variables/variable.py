@@ -958,6 +958,8 @@ class Assign(Operation):
 
     def lower(self, lowering: Lowering) -> None:
         """Assigns each variable's slices."""
+        if lowering.computes_again:
+            return
         if self.graph.assigns == "none":
             # There is an operation to run also where nothing is assigned, as in an evaluation.
             lowering.operations[self] = tf.no_op()
