@@ -534,17 +534,21 @@ def training_records(write: Callable[[str], Any]) -> str:
 
 
 def evaluate(
-    run: estimator.tpu.TPUEstimator, input_fn: Callable[[Any], Any], steps: Optional[int]
+    run: estimator.tpu.TPUEstimator,
+    input_fn: Callable[[Any], Any],
+    steps: Optional[int],
+    name: str = "eval_results.txt",
 ) -> None:
-    """Evaluates, and writes eval_results.txt.
+    """Evaluates, and writes a file of the results.
 
     Args:
       run: an estimator.
       input_fn: an input function.
       steps: the number of batches.
+      name: the name of the file.
     """
     result = run.evaluate(input_fn, steps=steps)
-    with tf.io.gfile.GFile(os.path.join(FLAGS.output_dir, "eval_results.txt"), "w") as f:
+    with tf.io.gfile.GFile(os.path.join(FLAGS.output_dir, name), "w") as f:
         for key in sorted(result):
             tf.logging.info("  %s = %s", key, result[key])
             f.write(f"{key} = {result[key]}\n")

@@ -274,18 +274,23 @@ def main(_: Sequence[str]) -> None:
         FLAGS.num_warmup_steps,
     )
     run = make_estimator(model_fn, "train", "eval")
+    step = load_global_step(FLAGS.output_dir)
+
+    def evaluate_now() -> None:
+        name = f"eval_results_{step}.txt"  # one for each evaluation
+        evaluate(run, _input_fn(eval_files, False), FLAGS.max_eval_steps, name)
+
     if FLAGS.mode == "eval":
-        evaluate(run, _input_fn(eval_files, False), FLAGS.max_eval_steps)
+        evaluate_now()
         return
     total = FLAGS.num_train_steps
     every = FLAGS.steps_per_eval if eval_files else total
-    step = load_global_step(FLAGS.output_dir)
     while step < total:
         # The next multiple, so that a run that goes on evaluates at the same steps.
         done, step = step, min(total, (step // every + 1) * every)
         run.train(_input_fn(train_files, True, seed=done), max_steps=step)
         if eval_files:
-            evaluate(run, _input_fn(eval_files, False), FLAGS.max_eval_steps)
+            evaluate_now()
 
 
 if __name__ == "__main__":

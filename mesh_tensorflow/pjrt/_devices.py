@@ -288,10 +288,9 @@ def make_cpus(number: int) -> None:
     known = getattr(jax.config, "jax_num_cpu_devices", -1)
     # A number that the user has set by XLA's flag stays.
     if known < number and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-        try:
+        # If there are devices already, a mesh of too many says so.
+        with contextlib.suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", number)
-        except RuntimeError:
-            pass  # there are devices already, and a mesh of too many says so
 
 
 def _all_devices() -> list[Any]:

@@ -221,16 +221,15 @@ def initial_of(
         given, names = given
     if given is None:
         return None
-    elif isinstance(given, (str, os.PathLike)):
+    if isinstance(given, (str, os.PathLike)):
         return Initial(checkpoint_files.find(given, what), names, strict, resize)
-    elif isinstance(given, Mapping) and given and not _has_text(given):
+    if isinstance(given, Mapping) and given and not _has_text(given):
         return Initial("(arrays)", names, strict, resize, given)
-    else:
-        raise ValueError(
-            f"{what} is the path of a checkpoint or of its directory, arrays by name "
-            "such as Result.variables, or a pair (path, {name in the model: name in the "
-            f"checkpoint}}), but is {given!r}"
-        )
+    raise ValueError(
+        f"{what} is the path of a checkpoint or of its directory, arrays by name "
+        "such as Result.variables, or a pair (path, {name in the model: name in the "
+        f"checkpoint}}), but is {given!r}"
+    )
 
 
 LAST_GOOD = "last_good"
