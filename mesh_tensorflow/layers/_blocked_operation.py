@@ -39,6 +39,7 @@ from mesh_tensorflow.layers._blocked_slices import (
     restored,
 )
 from mesh_tensorflow.layers._masks import Distances, sees_own_position
+from mesh_tensorflow.ops._source import or_zeros
 
 # -- the form of operands
 
@@ -831,10 +832,7 @@ class BlockedAttentionOperation(Blocked):
 
     def gradient(self, grad_ys: Sequence[Optional[mtf.Tensor]]) -> list[Optional[mtf.Tensor]]:
         """Recomputes blocks; in a second operation for masks, whose gradient is hardly needed."""
-        dy, dz = grad_ys[:2]
-        y, log_z = self.outputs[:2]
-        dy = mtf.zeros_like(y) if dy is None else dy
-        dz = mtf.zeros_like(log_z) if dz is None else dz
+        dy, dz = or_zeros(grad_ys[:2], self.outputs[:2])
         biases = [3 + i for indices in self._form.terms.weighted for i in indices]
         learned = [i for i in biases if is_learned(self.inputs[i])]
         found: dict[int, mtf.Tensor] = {}

@@ -20,6 +20,7 @@ from mesh_tensorflow.ops._control.gradients import (
     wait_for,
 )
 from mesh_tensorflow.ops._elementwise.binary import select
+from mesh_tensorflow.ops._source import or_zeros
 
 # -- reversible layers
 
@@ -81,8 +82,7 @@ def reversible_half_residual_and_swap(
     if not recompute_grads:
         return list(step(x1, x1_backwards, x2, x2_backwards))
     # Inputs of which only the gradients count: these are the recomputed values.
-    x1_backwards = mtf.zeros_like(x1) if x1_backwards is None else x1_backwards
-    x2_backwards = mtf.zeros_like(x2) if x2_backwards is None else x2_backwards
+    x1_backwards, x2_backwards = or_zeros([x1_backwards, x2_backwards], [x1, x2])
     return list(mtf.custom_gradient(step, _backwards, [x1, x1_backwards, x2, x2_backwards]))
 
 

@@ -177,6 +177,11 @@ def zeros_like(t: Tensor) -> Tensor:
     return zeros(t.mesh, t.shape, dtype=t.dtype)
 
 
+def or_zeros(grads: Sequence[Optional[Tensor]], xs: Sequence[Tensor]) -> list[Tensor]:
+    """Returns the gradients of Tensors, with zeros for those that are None."""
+    return [zeros_like(x) if dx is None else dx for dx, x in zip(grads, xs)]
+
+
 def ones(mesh: Mesh, shape: ShapeLike, dtype: tf.DType = tf.float32) -> Tensor:
     """Returns a Tensor of ones; see `constant`.
 
