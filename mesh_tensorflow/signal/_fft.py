@@ -523,12 +523,13 @@ def _split_axes(mesh_impl: MeshImpl, shape: Shape, axes: Sequence[int]) -> _Layo
 
 def _moved(mesh_impl: MeshImpl, value: LaidOutLike, step: Step) -> LaidOutLike:
     """Applies a collective, with zeros appended before it, and those of earlier steps removed."""
-    if step.padding:
-        paddings = paddings_along(len(value.slice_shape), step.split, 0, step.padding)
+    split, joined = step.split, step.joined
+    if split is not None and step.padding:
+        paddings = paddings_along(len(value.slice_shape), split, 0, step.padding)
         value = mesh_impl.slicewise(lambda t: tf.pad(t, paddings), value)
-    axes = [axis for axis in (step.split, step.joined) if axis is not None]
+    axes = [axis for axis in (split, joined) if axis is not None]
     value = getattr(mesh_impl, step.kind)(value, step.mesh_axis, *axes)
     # Zeros were appended to the whole: they are at its end, and can be cut once it is joined.
-    if step.joined is not None and value.slice_shape[step.joined] > step.size:
-        value = mesh_impl.slicewise(lambda t: cut(t, step.joined, 0, step.size), value)
+    if joined is not None and value.slice_shape[joined] > step.size:
+        value = mesh_impl.slicewise(lambda t: cut(t, joined, 0, step.size), value)
     return value
