@@ -380,11 +380,8 @@ def _with_kinds(
 ) -> list[Placing]:
     """Returns placings, and some of them by SIMD, in separate memories, and merged."""
     kinds = [p._replace(simd=True) for p in simd] + [p._replace(apart=True) for p in apart]
-    return (
-        placings
-        + kinds
-        + [p._replace(apart=True, merge="device", pairs=True) for p in placings[-1:]]
-    )
+    kinds += [p._replace(apart=True, merge="device", pairs=True) for p in placings[-1:]]
+    return placings + kinds
 
 
 def _kinds(placings: Sequence[Placing]) -> list[Placing]:
