@@ -61,11 +61,7 @@ class SelectOperation(mtf.Operation):
     def lower(self, lowering: mtf.Lowering) -> None:
         """Gathers along the first dimension after the batch dimensions."""
         axis = len(self._batch)
-        x, indices = (lowering.tensors[t] for t in self.inputs)
-        value = lowering.mesh_impl(self).slicewise(
-            lambda t, i: tf.gather(t, i, axis=axis, batch_dims=axis), x, indices
-        )
-        lowering.set_tensor_lowering(self.outputs[0], value)
+        self._lower_slices(lowering, lambda t, i: tf.gather(t, i, axis=axis, batch_dims=axis))
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """Bytes only: elements are moved."""

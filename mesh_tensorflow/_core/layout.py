@@ -125,9 +125,6 @@ class TensorLayout:
             and self._tensor_axis_to_mesh_axis == other._tensor_axis_to_mesh_axis
         )
 
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
     def __repr__(self) -> str:
         return f"TensorLayout{self._tensor_axis_to_mesh_axis!r}"
 

@@ -455,12 +455,12 @@ def depending_on(sources: Iterable[Tensor], operations: Iterable[Operation]) -> 
       sources: the others.
       operations: Operations in the order of creation.
     """
-    found = set(sources)
+    dependent = set(sources)
     # In this order, inputs are decided upon before what reads them: one pass finds all.
     for op in operations:
-        if any(x in found for x in op.inputs):
-            found.update(op.outputs)
-    return found
+        if any(x in dependent for x in op.inputs):
+            dependent.update(op.outputs)
+    return dependent
 
 
 def readers_of(sources: Iterable[Tensor], operations: Sequence[Operation]) -> list[Operation]:
@@ -470,8 +470,8 @@ def readers_of(sources: Iterable[Tensor], operations: Sequence[Operation]) -> li
       sources: the Tensors.
       operations: Operations in the order of creation.
     """
-    found = depending_on(sources, operations)
-    return [op for op in operations if any(x in found for x in op.inputs)]
+    dependent = depending_on(sources, operations)
+    return [op for op in operations if any(x in dependent for x in op.inputs)]
 
 
 def needed_operations(

@@ -390,7 +390,7 @@ def _moved(x: Tensor, old: MeshImpl, new: MeshImpl) -> list[Collective]:
 
 def _moved_cost(op: Operation, outer: MeshImpl, inner: MeshImpl) -> Cost:
     """Returns the cost of an operation in an inner layout, with its moves there and back."""
-    there = [_moved(x, outer, inner) for x in dict.fromkeys(op.inputs) if x.mesh is op.mesh]
+    to_inner = [_moved(x, outer, inner) for x in dict.fromkeys(op.inputs) if x.mesh is op.mesh]
     back = [_moved(y, inner, outer) for y in op.outputs if y.mesh is op.mesh]
     cost = op.cost(inner)
     sums = [
@@ -398,7 +398,7 @@ def _moved_cost(op: Operation, outer: MeshImpl, inner: MeshImpl) -> Cost:
         allreduces(inner, y.shape, y.dtype, partial.axes)
         for y, partial in (op.sums_as_lowered(inner, {}) or {}).items()
     ]
-    collectives = itertools.chain(*there, cost.collectives, *sums, *back)
+    collectives = itertools.chain(*to_inner, cost.collectives, *sums, *back)
     return Cost(cost.flops, cost.bytes, tuple(collectives))
 
 

@@ -308,9 +308,6 @@ class Shape:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Shape) and self._dims == other._dims
 
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
     def __len__(self) -> int:
         return len(self._dims)
 

@@ -381,23 +381,6 @@ def log_variable_sizes(
     write_log("\n".join(lines), log_file)
 
 
-def lowering_text(
-    graph: Graph,
-    mesh_to_impl: Mapping[Mesh, MeshImpl],
-    collectives: Sequence[tuple[str, MeshImpl, Collective]],
-) -> str:
-    """Returns a few lines on a Lowering: its program, its meshes, what it communicates."""
-    stored = sum(mesh_to_impl[v.mesh].slice_size(v.stored_shape) for v in graph.all_variables)
-    elements = sum(collective.elements for _, _, collective in collectives)
-    lines = [
-        f"<Lowering of {graph!r}",
-        *(f"  {mesh.name!r} on {impl!r}" for mesh, impl in mesh_to_impl.items()),
-        f"  {counted(stored, 'parameter')} on each processor; "
-        f"{counted(len(collectives), 'collective')} of {counted(elements, 'element')} in all>",
-    ]
-    return "\n".join(lines)
-
-
 def communication_table(collectives: Iterable[tuple[str, MeshImpl, Collective]]) -> str:
     """Returns a table of communication by operation, collective and mesh axes."""
     groups: dict[tuple[str, str, str], list[int]] = {}
@@ -534,7 +517,18 @@ class Lowering:
         self._at: Optional[Operation] = None
 
     def __repr__(self) -> str:
-        return lowering_text(self.graph, self.mesh_to_impl, self._collectives)
+        stored = sum(
+            self.mesh_to_impl[v.mesh].slice_size(v.stored_shape) for v in self.graph.all_variables
+        )
+        elements = sum(collective.elements for _, _, collective in self._collectives)
+        lines = [
+            f"<Lowering of {self.graph!r}",
+            *(f"  {mesh.name!r} on {impl!r}" for mesh, impl in self.mesh_to_impl.items()),
+            f"  {counted(stored, 'parameter')} on each processor; "
+            f"{counted(len(self._collectives), 'collective')} of "
+            f"{counted(elements, 'element')} in all>",
+        ]
+        return "\n".join(lines)
 
     # -- lowering operations
 

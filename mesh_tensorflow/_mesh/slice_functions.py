@@ -177,13 +177,11 @@ def _differ(one: str, other: str) -> bool:
 
 # -- slices of one processor
 
-_PARTS = {tf.complex64: tf.float32, tf.complex128: tf.float64}
-
 
 def real_view(x: tf.Tensor) -> tf.Tensor:
     """Returns a complex tf.Tensor as a real one of shape [..., 2]; others as they are."""
     # The sum of complex numbers is that of their parts, and a bitcast copies nothing.
-    return tf.bitcast(x, _PARTS[x.dtype]) if x.dtype.is_complex else x
+    return tf.bitcast(x, x.dtype.real_dtype) if x.dtype.is_complex else x
 
 
 def complex_view(y: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

@@ -132,7 +132,7 @@ def _reads(
 ) -> Iterator[tuple[tf.Operation, tf.Operation]]:
     """Yields pairs (variable, operation that reads it) of all that a step depends on."""
     # In an order, unlike a set, so that each run of a program makes the same edges.
-    step = dict.fromkeys(_ancestors(steps))
+    step = dict.fromkeys(ancestors(steps))
     for op in step:
         for x in op.inputs:
             source = _source(x)
@@ -208,7 +208,7 @@ def _context_after(op: tf.Operation) -> Any:
     return context.outer_context if op.type in _EXITS else context
 
 
-def _ancestors(operations: Iterable[tf.Operation]) -> Iterator[tf.Operation]:
+def ancestors(operations: Iterable[tf.Operation]) -> Iterator[tf.Operation]:
     """Yields operations, and all that they depend on."""
     # A list of what is left: graphs are too deep for Python's recursion.
     pending = list(operations)
@@ -269,7 +269,7 @@ class _StepInputs:
             plain = [op for op in reads if not op.control_inputs and len(op.inputs) == 1]
             others = [op for op in reads if op not in plain]
             # One that waits for an assignment is meant to see it.
-            plain += [op for op in others if set(users).isdisjoint(_ancestors([op]))]
+            plain += [op for op in others if set(users).isdisjoint(ancestors([op]))]
             self._reads.setdefault(variable, []).extend(plain)
             for op in users:
                 if op.type in _CALLS:
@@ -297,7 +297,7 @@ def _wait_for(reads: Sequence[tf.Operation], op: tf.Operation, first: tf.Operati
     # increment within one waits where the variable enters it, unless the read is in there too.
     before = [read for read in reads if _context_after(read) is _context_before(first)]
     if first is not op or op.type in _CALLS:
-        before = [read for read in before if first not in _ancestors([read])]
+        before = [read for read in before if first not in ancestors([read])]
     first._add_control_inputs([read for read in before if read not in first.control_inputs])
 
 
@@ -331,4 +331,4 @@ def _increments(op: tf.Operation, x: tf.Tensor) -> bool:
 
 def _is_increment(op: tf.Operation, variable: tf.Operation) -> bool:
     """Returns whether an assignment changes a value, unlike one that sets or restores it."""
-    return op.type in _INCREMENTS or variable in _ancestors([op.inputs[1].op])
+    return op.type in _INCREMENTS or variable in ancestors([op.inputs[1].op])

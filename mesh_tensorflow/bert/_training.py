@@ -131,19 +131,19 @@ def check_first_records(
         try:
             # Only the first: reading all of them would take as long as an epoch does.
             record = next(tf.io.tf_record_iterator(path), None)
-            found = None if record is None else tf.train.Example.FromString(record).features.feature
+            held = None if record is None else tf.train.Example.FromString(record).features.feature
         except (tf.errors.OpError, message.DecodeError) as error:
             said = error.message if isinstance(error, tf.errors.OpError) else error
             raise ValueError(f"{path} is no file of TFRecords, or is damaged: {said}") from error
-        if found is None:
+        if held is None:
             continue
         for name, feature in features.items():
-            if name not in found:
-                there = ", ".join(sorted(found)) or "none"
-                raise ValueError(f"{path}: its records have no feature {name}; they have {there}")
+            if name not in held:
+                names = ", ".join(sorted(held)) or "none"
+                raise ValueError(f"{path}: its records have no feature {name}; they have {names}")
             # A feature that is read as another type is empty, and its length is told as 0.
             kind = "float_list" if feature.dtype.is_floating else "int64_list"
-            count, wanted = len(getattr(found[name], kind).value), feature.shape[0]
+            count, wanted = len(getattr(held[name], kind).value), feature.shape[0]
             if count != wanted:
                 numbers = "numbers" if feature.dtype.is_floating else "integers"
                 why = f", by {flags[name]}" if name in flags else ""
@@ -223,8 +223,8 @@ def load_initial_checkpoint(init_checkpoint: Optional[str], strict: bool = False
     if not init_checkpoint:
         return
     init_checkpoint = checkpoint_files.find(init_checkpoint, "init_checkpoint")
-    found, _ = get_assignment_map_from_checkpoint(tf.global_variables(), init_checkpoint)
-    if not found:
+    assignments, _ = get_assignment_map_from_checkpoint(tf.global_variables(), init_checkpoint)
+    if not assignments:
         raise ValueError(
             f"init_checkpoint: {init_checkpoint} has none of the model's variables, which have "
             "names such as bert/embeddings/word_embeddings; TF BERT's own checkpoints have others"
@@ -241,7 +241,7 @@ def load_initial_checkpoint(init_checkpoint: Optional[str], strict: bool = False
     with outside_all_rewrites():
         # Initial values are read on the host, before any processor runs the program.
         checkpoint.init_from_checkpoint(
-            init_checkpoint, {name: v for name, v in variables.items() if name in found}
+            init_checkpoint, {name: v for name, v in variables.items() if name in assignments}
         )
 
 

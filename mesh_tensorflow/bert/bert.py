@@ -223,9 +223,8 @@ class BertConfig:
         """
         # A copy, as the list of layers could otherwise be changed by way of the dictionary.
         values = copy.deepcopy(self.__dict__)
-        if (
-            self.layer_norm_epsilon == _NORM_EPSILON
-        ):  # the classic's configurations have no such key
+        # The classic's configurations have no such key.
+        if self.layer_norm_epsilon == _NORM_EPSILON:
             del values["layer_norm_epsilon"]
         return values
 

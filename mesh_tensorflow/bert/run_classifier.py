@@ -618,9 +618,9 @@ def model_fn_builder(
         if mode == modes.PREDICT:
             return {"predictions": tensors}
         real = tf.cast(features["is_real_example"], tf.float32)
-        given = [tensors["each"], features["label_ids"], tensors["logits"], real]
+        inputs = [tensors["each"], features["label_ids"], tensors["logits"], real]
         # This mean includes padding examples; eval_loss is the one without them.
-        return {"loss": tensors["loss"], "eval_metrics": (_metrics, given)}
+        return {"loss": tensors["loss"], "eval_metrics": (_metrics, inputs)}
 
     return make_model_fn(
         build,

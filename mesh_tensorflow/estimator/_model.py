@@ -14,6 +14,7 @@ import tensorflow.compat.v1 as tf
 from mesh_tensorflow import checkpoint
 from mesh_tensorflow._calls import arguments_of, takes
 from mesh_tensorflow._elements import Elements
+from mesh_tensorflow._mesh.step_inputs import ancestors
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._paths import readable
 from mesh_tensorflow._processes.processes import several_of_jax
@@ -227,15 +228,9 @@ def has_other_source(scaffold: tf.train.Scaffold) -> bool:
         return True
     # Initial values from a checkpoint leave no other trace in a graph than the reading of its file.
     # A saver reads files, too, but not for what initializes variables.
-    todo = [v.initializer for v in tf.global_variables()]
-    seen = set(todo)
-    while todo:
-        op = todo.pop()
-        if op.type == "RestoreV2":
-            return True
-        before = {*(x.op for x in op.inputs), *op.control_inputs} - seen
-        seen |= before
-        todo += before
+    before = ancestors(v.initializer for v in tf.global_variables())
+    if any(op.type == "RestoreV2" for op in before):
+        return True
     # A model without weights computes the same, whether it was trained or not.
     return not tf.trainable_variables()
 

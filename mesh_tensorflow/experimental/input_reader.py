@@ -89,7 +89,7 @@ def checked_iterator(
     # A wrong shape would otherwise fail in a step, on some processor.
     specs = tf.nest.flatten(tf.data.get_output_shapes(ds))
     fits = len(specs) == len(sizes) and all(
-        found.is_compatible_with(wanted) for found, wanted in zip(specs, sizes)
+        spec.is_compatible_with(wanted) for spec, wanted in zip(specs, sizes)
     )
     if not fits:
         raise ValueError(

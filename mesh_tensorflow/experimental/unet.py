@@ -430,14 +430,14 @@ def losses_and_scores(
       labeled lesion voxels.
     """
     classes = labels.shape.dims[-1]
-    true, found = mtf.argmax(labels, classes), mtf.argmax(logits, classes)
-    liver, lesion, found_lesion = (
+    labeled, predicted = mtf.argmax(labels, classes), mtf.argmax(logits, classes)
+    liver, lesion, predicted_lesion = (
         mtf.cast(mtf.equal(x, number), logits.dtype)
-        for x, number in ((true, LIVER), (true, LESION), (found, LESION))
+        for x, number in ((labeled, LIVER), (labeled, LESION), (predicted, LESION))
     )
-    accuracy = mtf.cast(mtf.equal(true, found), logits.dtype)
+    accuracy = mtf.cast(mtf.equal(labeled, predicted), logits.dtype)
     scores = {
-        "lesion_pred_ratio": mtf.reduce_mean(found_lesion),
+        "lesion_pred_ratio": mtf.reduce_mean(predicted_lesion),
         "lesion_label_ratio": mtf.reduce_mean(lesion),
         "accuracy_of_all_classes": mtf.reduce_mean(accuracy),
     }
@@ -447,7 +447,7 @@ def losses_and_scores(
     loss_per_case, loss_global = _dice(*_overlap(p_lesion, lesion), -2.0, FLAGS.dice_epsilon)
     loss_dice = (loss_per_case + loss_global) * 0.5
     loss = FLAGS.dice_loss_weight * loss_dice + (1.0 - FLAGS.dice_loss_weight) * xen
-    areas = _overlap(found_lesion, lesion)
+    areas = _overlap(predicted_lesion, lesion)
     dice_per_case, dice_global = _dice(*areas, 2.0, _EPSILON)
     scores.update(
         lesion_dice_per_case=dice_per_case,

@@ -39,6 +39,7 @@ from mesh_tensorflow.layers._blocked_slices import (
     restored,
 )
 from mesh_tensorflow.layers._masks import Distances, sees_own_position
+from mesh_tensorflow.ops._source import or_zeros
 
 # -- the form of operands
 
@@ -239,12 +240,12 @@ class Form(NamedTuple):
           memory: that of the memory.
           parts: how many parts each of them consists of.
         """
-        found = self.block_sizes or default_block_sizes(rows, length, memory)
+        sizes = self.block_sizes or default_block_sizes(rows, length, memory)
         if parts == 1:
-            return found
+            return sizes
         # Halves that were exchanged are far apart; a block of both would seldom be hidden whole.
         block, columns = (
-            divided_alike(size, n // parts) for size, n in zip(found, (length, memory))
+            divided_alike(size, n // parts) for size, n in zip(sizes, (length, memory))
         )
         return block, columns
 
@@ -584,16 +585,16 @@ class Blocked(mtf.Operation):
                 x for x in (*self.inputs, *self.outputs) if self._position_axis(x) is not None
             ]  # fmt: skip
             return _ring_attention.collectives(mesh_impl, axis, exchanged, inputs, outputs)
-        found = []
+        collectives = []
         for xs, steps in ((inputs, [("allconcat", axis)]), (outputs, self._kept_part(mesh_impl))):
             for x in xs:
                 # The whole memory on each processor: a gather's output, and a scatter's input.
                 n = mesh_impl.laid_out_size(x.shape) * mesh_impl.shape[axis].size
                 for kind, along in steps:
                     if kind != "allsplit":
-                        found.append(Collective(kind, (along,), n, n * x.dtype.size))
+                        collectives.append(Collective(kind, (along,), n, n * x.dtype.size))
                     n //= mesh_impl.shape[along].size
-        return found
+        return collectives
 
     def _flops(self, mesh_impl: MeshImpl, products: int) -> int:
         """Returns what is computed if all processors do as much as the busiest one.
@@ -622,12 +623,12 @@ class Blocked(mtf.Operation):
         front = mtf.list_product(mesh_impl.slice_shape(mtf.Shape(dims.front)))
         halves = self._exchanged_axis(mesh_impl) is not None
         memory = length if self._ring_axis(mesh_impl) is not None else dims.memory.size
-        found = form.blocks(front, length, memory, 2 if halves else 1)
+        blocks = form.blocks(front, length, memory, 2 if halves else 1)
         # As in `Form.operands`: a block of the whole memory is never left out.
-        if found[1] >= dims.memory.size:
+        if blocks[1] >= dims.memory.size:
             return None
         count = parts_along(axis, mesh_impl.shape)
-        within = min(found[0], length), min(found[1], memory)
+        within = min(blocks[0], length), min(blocks[1], memory)
         return most_pairs(
             dims.length.size, count, memory, within, halves, form.order == "greater_equal"
         )
@@ -689,7 +690,6 @@ class BlockedAttentionGradOperation(Blocked):
         q, k, v, *rest = inputs
         form = self._form
         wanted = [inputs[i] for i in self._wanted]
-        given = [(n, d) for n, d in enumerate(grad_ys) if d is not None]
 
         start = len(self.graph.operations)
         # The plain form is made of operations that have gradients of any order; it needs all
@@ -697,12 +697,12 @@ class BlockedAttentionGradOperation(Blocked):
         ys = self._plain(q, k, v, form.dims, form.terms.with_tensors(rest))
         first = mtf.gradients(ys, wanted, [dy, dz], self.graph.operations[start:])
         operations = self.graph.operations[start:]
-        some = [(first[n], d) for n, d in given if first[n] is not None]
+        pairs = [(x, d) for x, d in zip(first, grad_ys) if x is not None and d is not None]
         xs = [*inputs, dy, dz]
-        found = mtf.gradients([x for x, _ in some], xs, [d for _, d in some], operations)
+        second = mtf.gradients([x for x, _ in pairs], xs, [d for _, d in pairs], operations)
         # None for the results of the forward operation: the plain form makes them of q, k and v
         # itself, whose gradients have that part already.
-        return [*found[:-2], None, None, None, *found[-2:]]
+        return [*second[:-2], None, None, None, *second[-2:]]
 
     def lower(self, lowering: mtf.Lowering) -> None:
         """Computes gradients block by block; sums over processors are pending."""
@@ -743,7 +743,7 @@ class BlockedAttentionGradOperation(Blocked):
         # Inputs 0 to 2 are q, k and v; those that follow are the Tensors of the Terms, in their
         # order.
         more = [i - 3 for i in self._wanted if i >= 3]
-        found = _blocked_slices.block_gradients(
+        gradients = _blocked_slices.block_gradients(
             of,
             largest,
             shift,
@@ -757,7 +757,7 @@ class BlockedAttentionGradOperation(Blocked):
         orders = {0: (front, [*form.row, key]), 1: (shared, [*form.column, key]),
                   2: (shared, [*form.column, form.dims.value.name])}  # fmt: skip
         results = []
-        for i, x, output in zip(self._wanted, found, self.outputs):
+        for i, x, output in zip(self._wanted, gradients, self.outputs):
             before, order = orders.get(i, (None, form.arrangement(output)))
             if before is not None:
                 x = tf.reshape(x, [*before, *x.shape.as_list()[-2:]])
@@ -832,10 +832,7 @@ class BlockedAttentionOperation(Blocked):
 
     def gradient(self, grad_ys: Sequence[Optional[mtf.Tensor]]) -> list[Optional[mtf.Tensor]]:
         """Recomputes blocks; in a second operation for masks, whose gradient is hardly needed."""
-        dy, dz = grad_ys[:2]
-        y, log_z = self.outputs[:2]
-        dy = mtf.zeros_like(y) if dy is None else dy
-        dz = mtf.zeros_like(log_z) if dz is None else dz
+        dy, dz = or_zeros(grad_ys[:2], self.outputs[:2])
         biases = [3 + i for indices in self._form.terms.weighted for i in indices]
         learned = [i for i in biases if is_learned(self.inputs[i])]
         found: dict[int, mtf.Tensor] = {}
@@ -874,8 +871,8 @@ class BlockedAttentionOperation(Blocked):
         # The extra logit is the last of the Terms' Tensors.
         last = len(self.inputs) - 1
         extra = [values[last]] if isinstance(self._form.terms.extra, mtf.Tensor) else []
-        found = mesh_impl.slicewise(self._finished, *sums, *extra)
-        for y, value in zip(self.outputs, self._exchanged(mesh_impl, self.outputs, found)):
+        results = mesh_impl.slicewise(self._finished, *sums, *extra)
+        for y, value in zip(self.outputs, self._exchanged(mesh_impl, self.outputs, results)):
             lowering.set_tensor_lowering(y, value)
 
     def _joined_axis(self, mesh_impl: MeshImpl) -> Optional[int]:
@@ -885,8 +882,8 @@ class BlockedAttentionOperation(Blocked):
         return mesh_impl.splitting_axis(self._form.dims.memory)
 
     def _sums(self, operands: Operands, *inputs: tf.Tensor) -> tuple:
-        found = _blocked_slices.block_sums(operands)
-        return tuple(tf.reshape(x, [*operands.front, *x.shape.as_list()[-2:]]) for x in found)
+        sums = _blocked_slices.block_sums(operands)
+        return tuple(tf.reshape(x, [*operands.front, *x.shape.as_list()[-2:]]) for x in sums)
 
     def _finished(
         self, total: tf.Tensor, largest: tf.Tensor, weight: tf.Tensor, *extra: tf.Tensor

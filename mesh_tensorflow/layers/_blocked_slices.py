@@ -9,6 +9,7 @@ O(n^2) memory", 2021; Dao et al., "FlashAttention", 2022).
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
@@ -79,10 +80,10 @@ def _looped(
 ) -> list[tf.Tensor]:
     # Joined results are written once each: a concatenation would copy all of them in each turn.
     def body(i: tf.Tensor, *state: Any) -> tuple:
-        found = fn(i * block, block)
+        of_block = fn(i * block, block)
         return i + 1, *(
             old + new if result.axis is None else old.write(i, new)
-            for result, old, new in zip(results, state, found)
+            for result, old, new in zip(results, state, of_block)
         )
 
     start = [
@@ -346,11 +347,9 @@ class Block:
         s = tf.reshape(s, self.shape)
         for d in of.distances:
             s = s + tf.cast(looked_up(d.values, self.buckets(d)), s.dtype)
-        visible: Any = None
-        for comparison, rows, columns in of.visible:
-            seen = COMPARISONS[comparison](self.term(rows), self.term(columns))
-            visible = seen if visible is None else tf.logical_and(visible, seen)
-        if visible is not None:
+        if of.visible:
+            seen = (COMPARISONS[name](self.term(x), self.term(y)) for name, x, y in of.visible)
+            visible = functools.reduce(tf.logical_and, seen)
             # Selected, not added: a sum with a large negative number would depend on rounding.
             s = tf.where_v2(visible, s, tf.constant(HIDDEN_LOGIT, s.dtype))
         # Beside -1e30 a bias is lost to rounding: pairs that ids hide keep one logit.
@@ -541,14 +540,14 @@ def block_gradients(
         # The gradient of a softmax, p * (dp - sum(p * dp)); the sum over the memory is that of dy
         # times the output of the row, which needs no logits (Dao et al., 2022, appendix B.2).
         ds = p * dp
-        found = []
+        gradients = []
         if qkv:
             *shared, others, _, channels = of.q.shape.as_list()
             # dq = ds k, dk = ds^T q and dv = dropped(p)^T dy. Queries of `others` are rows here, so
             # the latter two are summed over them as well.
             products = block.uncapped(ds)
             dq = tf.matmul(products, block.memories(of.k))
-            found = [
+            gradients = [
                 tf.reshape(dq, [*shared, others, q.shape.as_list()[-2] // others, channels]),
                 tf.matmul(products, q, transpose_a=True),
                 tf.matmul(block.dropped(p, of.noise), block_dy, transpose_a=True),
@@ -558,12 +557,12 @@ def block_gradients(
             # A bias was repeated along the dimensions that it lacks, so its gradient is the sum
             # over them.
             axes = [i for i, (a, b) in enumerate(zip(shape, block.shape)) if a == 1 != b]
-            found.append(tf.reduce_sum(whole, axes, keepdims=True) if axes else whole)
+            gradients.append(tf.reduce_sum(whole, axes, keepdims=True) if axes else whole)
         for d in chosen:
             *heads, count = d.values.shape.as_list()
             whole = tf.reshape(ds, block.shape)
-            found.append(sums_by_bucket(whole, block.buckets(d), heads, count))
-        return found
+            gradients.append(sums_by_bucket(whole, block.buckets(d), heads, count))
+        return gradients
 
     def of_memory(at: Start, columns: int) -> list:
         def of_queries(start: Start, rows: int) -> list:

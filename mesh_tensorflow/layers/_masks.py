@@ -21,11 +21,11 @@ Raffel et al., "Exploring the limits of transfer learning with a unified text-to
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
@@ -97,11 +97,8 @@ _NEVER: dict[str, Callable] = {
 
 def sees_nothing(visible: Sequence[Compared]) -> tf.Tensor:
     """Returns a scalar: true only if no query of a block sees any of its memory."""
-    never: Any = None
-    for comparison, rows, columns in visible:
-        found = _NEVER[comparison](rows, columns)
-        never = found if never is None else tf.logical_or(never, found)
-    return tf.reduce_all(never)
+    never = (_NEVER[comparison](rows, columns) for comparison, rows, columns in visible)
+    return tf.reduce_all(functools.reduce(tf.logical_or, never))
 
 
 def sees_own_position(
@@ -174,10 +171,10 @@ def bucket_of(relative: tf.Tensor, buckets: Buckets) -> tf.Tensor:
     distance = tf.abs(relative) if bidirectional else tf.maximum(-relative, 0)
     # Nothing is left for distances of several to a bucket, or there are too few buckets: all that
     # have no bucket of their own share the last one.
-    found = tf.minimum(distance, max(side - 1, 0))
+    bucket = tf.minimum(distance, max(side - 1, 0))
     if max_distance > exact > 0:
-        found = _by_logarithm(distance, exact, side, max_distance)
-    return found + side * tf.cast(relative > 0, tf.int32) if bidirectional else found
+        bucket = _by_logarithm(distance, exact, side, max_distance)
+    return bucket + side * tf.cast(relative > 0, tf.int32) if bidirectional else bucket
 
 
 def _by_logarithm(distance: tf.Tensor, exact: int, side: int, max_distance: int) -> tf.Tensor:
@@ -227,14 +224,14 @@ def looked_up(values: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
         values = tf.transpose(values, [*alone, *common, len(heads)])
     joined = [max(a, b) for a, b in zip(heads, front)]
     heads = [1 if i in common else n for i, n in enumerate(heads)]
-    table = tf.reshape(values, [int(np.prod(heads, dtype=int)), -1])
-    found = tf.gather(table, tf.reshape(index, [-1]), axis=1)
+    table = tf.reshape(values, [math.prod(heads), -1])
+    y = tf.gather(table, tf.reshape(index, [-1]), axis=1)
     if max(front, default=1) > 1:  # side by side, and in order
-        found = tf.reshape(found, [*heads, *front, rows, columns])
+        y = tf.reshape(y, [*heads, *front, rows, columns])
         n = len(heads)
         pairs = [axis for i in range(n) for axis in (i, n + i)]
-        found = tf.transpose(found, [*pairs, 2 * n, 2 * n + 1])
-    return tf.reshape(found, [*joined, rows, columns])
+        y = tf.transpose(y, [*pairs, 2 * n, 2 * n + 1])
+    return tf.reshape(y, [*joined, rows, columns])
 
 
 def sums_by_bucket(x: tf.Tensor, index: tf.Tensor, heads: list[int], count: int) -> tf.Tensor:
@@ -259,12 +256,9 @@ def sums_by_bucket(x: tf.Tensor, index: tf.Tensor, heads: list[int], count: int)
     others = [i for i in range(n) if i not in of_heads]
     # A row for each index, with all heads that share it, as segments are rows.
     x = tf.transpose(x, [*others, n, n + 1, *of_heads])
-    total = int(np.prod([heads[i] for i in of_heads], dtype=int))
-    tables = [heads[i] for i in common]
-    number = int(np.prod(front, dtype=int)) * rows * columns
-    flat = tf.reshape(x, [number, total])
-    rows_of_tables = int(np.prod(tables, dtype=int)) * count
-    sums = tf.transpose(tf.math.unsorted_segment_sum(flat, tf.reshape(index, [-1]), rows_of_tables))
+    flat = tf.reshape(x, [math.prod(front) * rows * columns, math.prod(heads[i] for i in of_heads)])
+    segments = math.prod(heads[i] for i in common) * count
+    sums = tf.transpose(tf.math.unsorted_segment_sum(flat, tf.reshape(index, [-1]), segments))
     if common:
         order = [*of_heads, *common]
         sums = tf.reshape(sums, [*(heads[i] for i in order), count])
@@ -384,13 +378,10 @@ def whole(bias: Optional[mtf.Tensor]) -> Optional[mtf.Tensor]:
 
 def unseen(visible: Sequence[tuple[str, mtf.Tensor, mtf.Tensor]]) -> Optional[mtf.Tensor]:
     """Returns where one of the comparisons is false, or None if there are none."""
-    hidden = None
-    for name, x, y in visible:
-        # not (a and b) = (not a) or (not b): one comparison that is false hides the pair.
-        # Functions of mtf and of TensorFlow have these names: a mask and a block agree.
-        different = mtf.logical_not(getattr(mtf, name)(x, y))
-        hidden = different if hidden is None else mtf.logical_or(hidden, different)
-    return hidden
+    # not (a and b) = (not a) or (not b): one comparison that is false hides the pair.
+    # Functions of mtf and of TensorFlow have these names: a mask and a block agree.
+    hidden = (mtf.logical_not(getattr(mtf, name)(x, y)) for name, x, y in visible)
+    return functools.reduce(mtf.logical_or, hidden) if visible else None
 
 
 def hidden_where(condition: mtf.Tensor, dtype: tf.DType) -> mtf.Tensor:

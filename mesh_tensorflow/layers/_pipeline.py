@@ -20,6 +20,7 @@ from mesh_tensorflow.ops._control.gradients import (
     wait_for,
 )
 from mesh_tensorflow.ops._elementwise.binary import select
+from mesh_tensorflow.ops._source import or_zeros
 
 # -- reversible layers
 
@@ -81,8 +82,7 @@ def reversible_half_residual_and_swap(
     if not recompute_grads:
         return list(step(x1, x1_backwards, x2, x2_backwards))
     # Inputs of which only the gradients count: these are the recomputed values.
-    x1_backwards = mtf.zeros_like(x1) if x1_backwards is None else x1_backwards
-    x2_backwards = mtf.zeros_like(x2) if x2_backwards is None else x2_backwards
+    x1_backwards, x2_backwards = or_zeros([x1_backwards, x2_backwards], [x1, x2])
     return list(mtf.custom_gradient(step, _backwards, [x1, x1_backwards, x2, x2_backwards]))
 
 
@@ -185,8 +185,8 @@ class PipelineSchedule(NamedTuple):
         """
         rows = [["tick", *(f"stage {k}" for k in range(self.num_stages))]]
         for tick in range(self.ticks):
-            found = [self.at(tick, k) for k in range(self.num_stages)]
-            rows.append([str(tick), *(self._cell(place) for place in found)])
+            places = [self.at(tick, k) for k in range(self.num_stages)]
+            rows.append([str(tick), *(self._cell(place) for place in places)])
         return "\n".join(text_table(rows))
 
     def _cell(self, place: Optional[tuple[int, int]]) -> str:
@@ -394,10 +394,10 @@ class _Run:
                 ends.append(len(graph.operations) - start)
                 losses.append(added)
                 shifted.append(self._shifted(y))
-            found = [shifted[-1], *(mtf.add_n(list(of_ticks)) for of_ticks in zip(*losses))]
-            count = len(found)
+            results = [shifted[-1], *(mtf.add_n(list(of_ticks)) for of_ticks in zip(*losses))]
+            count = len(results)
             # States are results, too, for the gradient to take; nothing else uses them.
-            return [*found, *states]
+            return [*results, *states]
 
         def grad_fn(
             explicit_inputs: Sequence[mtf.Tensor],
@@ -457,8 +457,8 @@ class _Run:
     def side(self, tick: int, side: mtf.Tensor) -> mtf.Tensor:
         """Returns the part of a side input that belongs to each stage's microbatch."""
         # Each stage is at another microbatch, and so at another part of a mask.
-        found = [self.schedule.clipped(tick, k)[1] for k in range(self._stages_dim.size)]
-        indices = mtf.constant(self._mesh, found, mtf.Shape([self._stages_dim]), tf.int32)
+        parts = [self.schedule.clipped(tick, k)[1] for k in range(self._stages_dim.size)]
+        indices = mtf.constant(self._mesh, parts, mtf.Shape([self._stages_dim]), tf.int32)
         rest = [d for d in side.shape if d not in (self._dim, self._stages_dim)]
         return mtf.gather(
             side, indices, self._dim, output_shape=mtf.Shape([self._stages_dim, *rest])
@@ -497,7 +497,7 @@ class _Run:
         # Passes do not rise with stages: that of the first is the latest, of the last the earliest.
         # There are no fewer microbatches than stages: stages are in one pass, or in two.
         number_of_first = passes.count(passes[0])
-        found = []
+        weights = []
         for parts in of_passes:
             first, last = (parts[passes[k] if len(parts) > 1 else 0] for k in (0, -1))
             if first is not last:
@@ -505,8 +505,8 @@ class _Run:
                     mtf.range(first.mesh, self._stages_dim, tf.int32), number_of_first
                 )
                 first = select(is_first, first, last, output_shape=first.shape)
-            found.append(first)
-        return found
+            weights.append(first)
+        return weights
 
 
 def _check(
@@ -554,10 +554,10 @@ def _check_parts(
 ) -> None:
     wanted = [stages_dim] if repeats_dim is None else [repeats_dim, stages_dim]
     for d in wanted:
-        found = w.shape.get_dim_by_name(d.name) if d.name in w.shape.dimension_names else None
-        if found is not None and found != d:
+        own = w.shape.get_dim_by_name(d.name) if d.name in w.shape.dimension_names else None
+        if own is not None and own != d:
             raise ValueError(
-                f"pipeline: {what} {w.name} {w.shape} has {d.name}={found.size}, but there are "
+                f"pipeline: {what} {w.name} {w.shape} has {d.name}={own.size}, but there are "
                 f"{d.size} {d.name}; stack those of {d.size}, or pass its Dimension"
             )
     has = [d in w.shape for d in wanted]

@@ -105,13 +105,13 @@ def collectives(
       outputs: those whose parts are passed on in each turn, and so end where they began.
     """
     turns = mesh_impl.shape[axis].size
-    found = []
+    shifts = []
     # In an exchange the first half of each part stays where it is: half of the elements are sent.
     for tensors, share, times in ((exchanged, 2, 1), (inputs, 1, turns - 1), (outputs, 1, turns)):
         for x in tensors:
             n = mesh_impl.laid_out_size(x.shape) // share
-            found += [Collective("shift", (axis,), n, n * x.dtype.size)] * times
-    return found
+            shifts += [Collective("shift", (axis,), n, n * x.dtype.size)] * times
+    return shifts
 
 
 def exchanged(mesh_impl: MeshImpl, axis: int, x: LaidOutLike, at: int) -> LaidOutTensor:
@@ -181,25 +181,25 @@ def in_turns(
       returned: for each result, whether it belongs to the memory, as its gradients do.
     """
     turns = mesh_impl.shape[axis].size
-    found: Any = None
+    result: Any = None
     # In turn t, processor p has the part of the memory that began at processor p - t.
     for turn in range(turns):
         first, *rest = values
-        if found is not None:
+        if result is not None:
             # Else all turns would run at once, and the memory of their blocks would be that of all.
             # To hold back one operand of the products is enough: what follows needs all of them.
-            first = mesh_impl.slicewise(_after, first, *found)
+            first = mesh_impl.slicewise(_after, first, *result)
         new = mesh_impl.slicewise(compute, first, *rest)
         # After the last turn no processor needs a part any more: what it began with is still in the
         # layout.
         if turn < turns - 1:
             # Parts travel in the turn before theirs, not earlier: a processor has two at most.
-            values = _passed_on(mesh_impl, axis, values, moving, found)
+            values = _passed_on(mesh_impl, axis, values, moving, result)
         # What is returned has come here with the part of the memory that `new` belongs to.
-        new = new if found is None else join(found, new)
+        new = new if result is None else join(result, new)
         # Also after the last turn, unlike the parts: n steps bring each result back to its owner.
-        found = _passed_on(mesh_impl, axis, new, returned)
-    return found
+        result = _passed_on(mesh_impl, axis, new, returned)
+    return result
 
 
 def joined_sums(

@@ -23,6 +23,8 @@ _Scaled = tuple[np.ndarray, float]
 # A number of positions; a Tensor where the program computes it, as in steps of decoding.
 Length = Union[int, mtf.Tensor, None]
 
+_LENGTH = "original_max_position_embeddings"  # the length of training
+
 
 def _linear(frequencies: np.ndarray, base: float, numbers: Mapping[str, Any]) -> _Scaled:
     # Position interpolation (Chen et al., 2023): all positions as if they were nearer.
@@ -40,14 +42,14 @@ def _llama3(frequencies: np.ndarray, base: float, numbers: Mapping[str, Any]) ->
     # Waves that fit often into the length of training stay, those that do not fit are stretched,
     # and between the two shares are mixed (Llama team, "The Llama 3 herd of models", 2024).
     low, high = numbers["low_freq_factor"], numbers["high_freq_factor"]
-    turns = numbers["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+    turns = numbers[_LENGTH] * frequencies / (2 * math.pi)
     kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
     return frequencies * (kept + (1.0 - kept) / numbers["factor"]), 1.0
 
 
 def _yarn(frequencies: np.ndarray, base: float, numbers: Mapping[str, Any]) -> _Scaled:
     # Peng et al., "YaRN: efficient context window extension of large language models" (2023).
-    half, length = len(frequencies), numbers["original_max_position_embeddings"]
+    half, length = len(frequencies), numbers[_LENGTH]
 
     def channel_of(turns: float) -> float:
         """Returns the channel, a fraction, whose wave turns so often in the length of training."""
@@ -65,9 +67,6 @@ def _yarn(frequencies: np.ndarray, base: float, numbers: Mapping[str, Any]) -> _
     if attention is None:
         attention = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
     return frequencies * (kept + (1.0 - kept) / factor), attention
-
-
-_LENGTH = "original_max_position_embeddings"
 
 
 def _dynamic(frequencies: np.ndarray, base: float, numbers: Mapping[str, Any]) -> _Scaled:

@@ -470,7 +470,7 @@ class InMicrobatches:
         # Floating numbers have a mean over microbatches; that of drawn integers or booleans means
         # nothing.
         if kind.name == "drawn" and not is_differentiable(y.dtype):
-            kind = type(kind)("unknown", why="each microbatch draws random numbers of its own")
+            kind = Kind("unknown", why="each microbatch draws random numbers of its own")
         if kind.name in ("rows", "unknown"):
             why = kind.why or f"{y.name} {y.shape} has a value for each example"
             raise ValueError(

@@ -56,8 +56,8 @@ class RandomOperation(Operation):
 
     def key(self) -> Optional[tf.Tensor]:
         """Returns its key if its seed is a tf scalar; None for one that is drawn."""
-        given = self._kwargs.get("seed")
-        return random_values.key_of(given, self._number) if tf.is_tensor(given) else None
+        seed = self._kwargs.get("seed")
+        return random_values.key_of(seed, self._number) if tf.is_tensor(seed) else None
 
     def seed(self) -> Optional[int]:
         """Returns its seed; None if neither the operation nor the program has one."""

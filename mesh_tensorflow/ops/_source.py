@@ -89,11 +89,10 @@ class Constant(Operation):
         sizes = mesh_impl.slice_shape(y.shape)
 
         def fill() -> tf.Tensor:
-            value = tf.cast(self._value, y.dtype) if tf.is_tensor(self._value) else self._value
-            if tf.is_tensor(value):
+            if tf.is_tensor(self._value):
                 # tf.constant takes numbers of Python and NumPy, and no tensors.
-                return tf.fill(sizes, value)
-            return tf.constant(value, dtype=y.dtype, shape=sizes)
+                return tf.fill(sizes, tf.cast(self._value, y.dtype))
+            return tf.constant(self._value, dtype=y.dtype, shape=sizes)
 
         lazy = LazyLaidOutTensor(lambda: mesh_impl.slicewise(fill), sizes)
         lowering.set_tensor_lowering(y, lazy)
@@ -176,6 +175,11 @@ def zeros_like(t: Tensor) -> Tensor:
     [0 0 0]
     """
     return zeros(t.mesh, t.shape, dtype=t.dtype)
+
+
+def or_zeros(grads: Sequence[Optional[Tensor]], xs: Sequence[Tensor]) -> list[Tensor]:
+    """Returns the gradients of Tensors, with zeros for those that are None."""
+    return [zeros_like(x) if dx is None else dx for dx, x in zip(grads, xs)]
 
 
 def ones(mesh: Mesh, shape: ShapeLike, dtype: tf.DType = tf.float32) -> Tensor:
@@ -264,15 +268,11 @@ class ImportOperation(Operation):
         Raises:
           ValueError: the sizes differ.
         """
-        found = tf_tensor.shape
         # Sizes that are not known yet pass here: `lower` has them checked when the program runs.
-        if found.rank is not None and (
-            found.rank != len(shape)
-            or any(f not in (None, s) for f, s in zip(found.as_list(), shape.to_integer_list))
-        ):
+        if not tf_tensor.shape.is_compatible_with(shape.to_integer_list):
             raise ValueError(
-                f"{name or 'import'}: the tf.Tensor has shape {found}, which does not fit "
-                f"{shape}. Give a Dimension of the right size for each of its axes"
+                f"{name or 'import'}: the tf.Tensor has shape {tf_tensor.shape}, which does not "
+                f"fit {shape}. Give a Dimension of the right size for each of its axes"
             )
         super().__init__([], mesh=mesh, name=name or "import")
         self._tf_tensor = tf_tensor

@@ -27,21 +27,6 @@ from mesh_tensorflow.optimize._base import Rate, rate_now, scalar_like, stored_v
 # -- gradients before an update
 
 
-def _given(function: str, tensors: Sequence[Optional[mtf.Tensor]]) -> list[mtf.Tensor]:
-    if isinstance(tensors, mtf.Tensor) or not isinstance(tensors, Sequence):
-        raise WrongTypeError(f"{function}: give a list of mtf.Tensors, not {tensors!r}")
-    for x in tensors:
-        if x is not None and not isinstance(x, mtf.Tensor):
-            raise WrongTypeError(f"{function}: {x!r} is neither an mtf.Tensor nor None")
-    found = [x for x in tensors if x is not None]
-    if not found:
-        raise ValueError(
-            f"{function}: none of the {len(tensors)} gradients is a Tensor; does the loss depend "
-            "on the variables?"
-        )
-    return found
-
-
 @leaves_no_node
 def global_norm(tensors: Sequence[Optional[mtf.Tensor]]) -> mtf.Tensor:
     """Returns the Euclidean norm of all elements of several Tensors together.
@@ -62,9 +47,18 @@ def global_norm(tensors: Sequence[Optional[mtf.Tensor]]) -> mtf.Tensor:
     Raises:
       ValueError: there is no Tensor.
     """
-    given = _given("global_norm", tensors)
+    if isinstance(tensors, mtf.Tensor) or not isinstance(tensors, Sequence):
+        raise WrongTypeError(f"global_norm: give a list of mtf.Tensors, not {tensors!r}")
+    for x in tensors:
+        if x is not None and not isinstance(x, mtf.Tensor):
+            raise WrongTypeError(f"global_norm: {x!r} is neither an mtf.Tensor nor None")
     # The norm of a complex number is that of the vector of its two parts.
-    lengths = [mtf.abs(x) if x.dtype.is_complex else x for x in given]
+    lengths = [mtf.abs(x) if x.dtype.is_complex else x for x in tensors if x is not None]
+    if not lengths:
+        raise ValueError(
+            f"global_norm: none of the {len(tensors)} gradients is a Tensor; does the loss depend "
+            "on the variables?"
+        )
     # In float32, since squares in bfloat16 or float16 lose digits and may overflow. The sums are
     # partial and are added before they are communicated.
     squares = [mtf.reduce_sum(mtf.square(mtf.to_float(x))) for x in lengths]
@@ -298,9 +292,9 @@ def _in_loop(
 
     def body(index: mtf.Tensor) -> list[mtf.Tensor]:
         whole.begin()
-        given = [take_microbatch(x, index, micro) if s else x for x, s in zip(prepared, split)]
-        loss, weight = step.loss(given)
-        whole.model_is_built([x for x, s in zip(given, split) if s])
+        inputs = [take_microbatch(x, index, micro) if s else x for x, s in zip(prepared, split)]
+        loss, weight = step.loss(inputs)
+        whole.model_is_built([x for x, s in zip(inputs, split) if s])
         built.append((loss, weight))
         if weight is None:
             whole.want(loss, "the loss")
@@ -311,10 +305,10 @@ def _in_loop(
         grads = [step.gradients(term) for term in terms]
         reached[:] = [[g is not None for g in each] for each in grads]
         # Many microbatches summed in bfloat16 would lose the later ones to rounding.
-        given_sums = [] if weight is None else [_wide(loss), mtf.to_float(weight)]
+        loss_sums = [] if weight is None else [_wide(loss), mtf.to_float(weight)]
         summed = [g for each in grads for g in each if g is not None]
         # The index is the only loop variable: the loop sums all that comes after it.
-        return [index + 1, *given_sums, *summed, *whole.results()]
+        return [index + 1, *loss_sums, *summed, *whole.results()]
 
     results = mtf.while_loop(
         lambda index: mtf.less(index, number),
@@ -327,7 +321,7 @@ def _in_loop(
     totals = iter(results[1:])
     pair = [] if weight is None else [next(totals), next(totals)]
     # The body returned no sums for gradients that are None, so these are put in again.
-    grads = [[next(totals) if there else None for there in each] for each in reached]
+    grads = [[next(totals) if is_reached else None for is_reached in each] for each in reached]
     of_grads = {g: v for each in grads for g, v in zip(each, step.variables) if g is not None}
     whole.finish(list(totals), results[0].operation, of_grads)
     if weight is not None:
@@ -337,8 +331,8 @@ def _in_loop(
         share_of_loss = whole.share(loss)
         # dL/dv = share * sum_i dL_i/dv, over microbatches i; the share is 1 for a sum, 1 / number
         # for a mean.
-        found = [_times(share_of_loss, g) for g in grads[0]]
-        return AccumulatedLoss(_wide(value), found, step.variables)
+        shared = [_times(share_of_loss, g) for g in grads[0]]
+        return AccumulatedLoss(_wide(value), shared, step.variables)
     return AccumulatedLoss(
         _wide(value), _by_terms(whole, value, terms, grads, step.variables), step.variables
     )
@@ -379,7 +373,7 @@ def _by_terms(
                 "it is made of to scalars first; or make it of each example; or do without "
                 "microbatches"
             )
-    found = []
+    of_loss = []
     for i in range(len(variables)):
         # dL/dv = sum_T dL/dT * share_T * sum_i dT_i/dv, over terms T and microbatches i, and then
         # what the loss takes of v directly.
@@ -388,9 +382,9 @@ def _by_terms(
             for term, d, each in zip(terms, outer, grads)
             if d is not None
         ]
-        there = [x for x in (*summands, direct[i]) if x is not None]
-        found.append(mtf.add_n(there) if there else None)
-    return found
+        known = [x for x in (*summands, direct[i]) if x is not None]
+        of_loss.append(mtf.add_n(known) if known else None)
+    return of_loss
 
 
 def _named(inputs: Inputs) -> tuple[Optional[list[str]], list[mtf.Tensor]]:

@@ -123,8 +123,8 @@ class ElementwiseOptimizer(Optimizer):
 
         def on_slices(g: tf.Tensor, w: tf.Tensor, *rest: tf.Tensor) -> tuple[tf.Tensor, ...]:
             # `rest` has the slots in the order of `names`, and then the scalars in theirs.
-            given = dict(zip(scalars, rest[len(names) :]))
-            step, lr = given.get("step"), given.get("learning_rate", rate)
+            numbers = dict(zip(scalars, rest[len(names) :]))
+            step, lr = numbers.get("step"), numbers.get("learning_rate", rate)
             x = ElementwiseStep(g, dict(zip(names, rest)), w, lr, step, var)
             # What the rule computes of slots alone would else be there from the step's beginning.
             with tf.control_dependencies([g]):
@@ -253,21 +253,21 @@ def _try(update: Update, slots: Mapping[str, float], name: str, counts_steps: bo
     # In a graph of its own, so that nothing of the trial stays in that of the program.
     with tf.Graph().as_default(), tf.Session() as session:
         step = tf.constant(3.0) if counts_steps else None
-        made = []
+        results = []
         for part in parts:
             grad, value, *rest = (tf.constant(array[part]) for array in arrays)
             change, new = update(grad, dict(zip(slots, rest)), value, tf.constant(0.1), step)
             if not isinstance(new, Mapping) or set(new) != set(slots):
-                found = sorted(new) if isinstance(new, Mapping) else new
+                returned = sorted(new) if isinstance(new, Mapping) else new
                 raise ValueError(
-                    f"elementwise: the update of {name!r} returned the slots {found}, but has "
+                    f"elementwise: the update of {name!r} returned the slots {returned}, but has "
                     f"{sorted(slots)}; return (change, a dictionary with each of them)"
                 )
-            made.append([tf.convert_to_tensor(x) for x in (change, *(new[s] for s in slots))])
-        whole, *others = session.run(made)
+            results.append([tf.convert_to_tensor(x) for x in (change, *(new[s] for s in slots))])
+        whole, *others = session.run(results)
     labels = ["change", *(f"slot {s!r}" for s in slots)]
-    for part, found in zip(parts[1:], others):
-        for label, one, other in zip(labels, whole, found):
+    for part, of_part in zip(parts[1:], others):
+        for label, one, other in zip(labels, whole, of_part):
             # NaN equals NaN: a rule may be undefined for these numbers, if it is so in each part.
             right = one.shape == arrays[0].shape and np.allclose(
                 one[part], other, rtol=1e-5, atol=1e-7, equal_nan=True

@@ -50,6 +50,9 @@ from mesh_tensorflow._core.shape import (
     single_axes,
 )
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
+from mesh_tensorflow._mesh.slice_functions import cut
+from mesh_tensorflow.ops._elementwise.slicewise import COMPLEX
+from mesh_tensorflow.ops._movement.halo import paddings_along
 from mesh_tensorflow.ops._source import check_dimension
 
 # What is gathered is also transformed and held by each processor, so an all-to-all of two thirds as
@@ -204,9 +207,8 @@ def _moves(problem: Problem, state: _State) -> Iterator[Step]:
             )
 
 
-_COMPLEX = (tf.complex64, tf.complex128)
-_WHOLE = {tf.float32: tf.complex64, tf.float64: tf.complex128}
-_PART = {whole: part for part, whole in _WHOLE.items()}
+_COMPLEX = {dtype: dtype for dtype in COMPLEX.values()}
+_REAL = {dtype: dtype.real_dtype for dtype in _COMPLEX}
 
 
 class _Kind(NamedTuple):
@@ -228,21 +230,21 @@ class _Kind(NamedTuple):
 _KINDS = {
     "fft": _Kind(
         (tf.signal.fft, tf.signal.fft2d, tf.signal.fft3d),
-        {dtype: dtype for dtype in _COMPLEX},
+        _COMPLEX,
         "mtf.cast(x, tf.complex64), or for real numbers mtf.signal.rfft(x, dim)",
     ),
     "ifft": _Kind(
         (tf.signal.ifft, tf.signal.ifft2d, tf.signal.ifft3d),
-        {dtype: dtype for dtype in _COMPLEX},
+        _COMPLEX,
         "mtf.cast(x, tf.complex64)",
     ),
     "rfft": _Kind(
         (tf.signal.rfft,),
-        _WHOLE,
+        COMPLEX,
         "mtf.cast(x, tf.float32), or for complex numbers mtf.signal.fft(x, dim)",
         is_real=True,
     ),
-    "irfft": _Kind((tf.signal.irfft,), _PART, "mtf.cast(x, tf.complex64)", is_real=True),
+    "irfft": _Kind((tf.signal.irfft,), _REAL, "mtf.cast(x, tf.complex64)", is_real=True),
 }
 
 
@@ -475,7 +477,7 @@ class FourierOperation(Operation):
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """5 n log2(n) flops for each transform, half of them if it is real; and the collectives."""
-        flops, moved, found = 0.0, 0, []
+        flops, moved, collectives = 0.0, 0, []
         x = self._inputs[0]
         # Of a real transform, the signal is the longer side.
         sizes = [max(a.size, b.size) for a, b in zip(x.shape, self._outputs[0].shape)]
@@ -487,10 +489,10 @@ class FourierOperation(Operation):
                 each = 2.5 if _KINDS[self._kind].is_real else 5
                 flops += each * step.elements * sum(math.log2(sizes[axis]) for axis in step.axes)
             elif step.moved_bytes:
-                found.append(
+                collectives.append(
                     Collective(step.kind, (step.mesh_axis,), step.elements, step.moved_bytes)
                 )
-        return Cost(int(flops), moved, tuple(found))
+        return Cost(int(flops), moved, tuple(collectives))
 
 
 def _mesh_axes(mesh_impl: MeshImpl, begin: Shape, end: Shape) -> list[int]:
@@ -499,9 +501,9 @@ def _mesh_axes(mesh_impl: MeshImpl, begin: Shape, end: Shape) -> list[int]:
     They split the output as its layout says. An axis that splits the input and is none of them has
     to be gathered first.
     """
-    there = mesh_impl.tensor_layout(end)
-    joint = [axis for axis in there if isinstance(axis, JointAxis)]
-    taken = {*single_axes(there)}
+    layout = mesh_impl.tensor_layout(end)
+    joint = [axis for axis in layout if isinstance(axis, JointAxis)]
+    taken = {*single_axes(layout)}
     for axis in mesh_impl.tensor_layout(begin):
         if isinstance(axis, JointAxis) and not taken.intersection(axis.axes):
             joint.append(axis)
@@ -521,20 +523,13 @@ def _split_axes(mesh_impl: MeshImpl, shape: Shape, axes: Sequence[int]) -> _Layo
 
 def _moved(mesh_impl: MeshImpl, value: LaidOutLike, step: Step) -> LaidOutLike:
     """Applies a collective, with zeros appended before it, and those of earlier steps removed."""
-    if step.padding:
-        value = mesh_impl.slicewise(lambda t: _padded(t, step.split, step.padding), value)
-    axes = [axis for axis in (step.split, step.joined) if axis is not None]
+    split, joined = step.split, step.joined
+    if split is not None and step.padding:
+        paddings = paddings_along(len(value.slice_shape), split, 0, step.padding)
+        value = mesh_impl.slicewise(lambda t: tf.pad(t, paddings), value)
+    axes = [axis for axis in (split, joined) if axis is not None]
     value = getattr(mesh_impl, step.kind)(value, step.mesh_axis, *axes)
     # Zeros were appended to the whole: they are at its end, and can be cut once it is joined.
-    if step.joined is not None and value.slice_shape[step.joined] > step.size:
-        value = mesh_impl.slicewise(lambda t: _cut(t, step.joined, step.size), value)
+    if joined is not None and value.slice_shape[joined] > step.size:
+        value = mesh_impl.slicewise(lambda t: cut(t, joined, 0, step.size), value)
     return value
-
-
-def _padded(t: tf.Tensor, axis: Optional[int], padding: int) -> tf.Tensor:
-    return tf.pad(t, [[0, padding if i == axis else 0] for i in range(t.shape.ndims)])
-
-
-def _cut(t: tf.Tensor, axis: Optional[int], size: int) -> tf.Tensor:
-    sizes = [size if i == axis else n for i, n in enumerate(t.shape.as_list())]
-    return tf.slice(t, [0] * len(sizes), sizes)

@@ -376,16 +376,17 @@ def _splitting_most(
 
 
 def _with_kinds(
-    found: list[Placing], simd: Sequence[Placing], apart: Sequence[Placing]
+    placings: list[Placing], simd: Sequence[Placing], apart: Sequence[Placing]
 ) -> list[Placing]:
     """Returns placings, and some of them by SIMD, in separate memories, and merged."""
     kinds = [p._replace(simd=True) for p in simd] + [p._replace(apart=True) for p in apart]
-    return found + kinds + [p._replace(apart=True, merge="device", pairs=True) for p in found[-1:]]
+    kinds += [p._replace(apart=True, merge="device", pairs=True) for p in placings[-1:]]
+    return placings + kinds
 
 
-def _kinds(found: Sequence[Placing]) -> list[Placing]:
+def _kinds(placings: Sequence[Placing]) -> list[Placing]:
     """Returns placings without a single memory domain, for the layouts that split the most."""
-    split = [p for p in found if p.layout]
+    split = [p for p in placings if p.layout]
     most = sorted(split, key=lambda p: (p.layout.count(":"), p.mesh in ("x:4", "x:2,y:2")))
     two_axes = [p for p in most if "y:" in p.mesh]
     kinds = [p._replace(apart=True) for p in most[-2:]]

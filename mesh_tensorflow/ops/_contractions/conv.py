@@ -596,7 +596,7 @@ class ConvNdOperation(Operation):
         names = {image[h.tensor_axis].name for h in far}
         if compiled:
             # Blocks, which are not joined there, have margins of their own.
-            names -= {d.name for d in self._form.kind.blocks if d is not None}
+            names -= {d.name for d in self.blocks}
         return {*super().needs_whole(mesh_impl), *names}
 
     def _spatial(self, role: str) -> list[Dimension]:
@@ -743,11 +743,11 @@ class ConvNdOperation(Operation):
             return self._with_halos(mesh_impl, mesh_impl, form, self._halos(mesh_impl), values)
         # What a compiler splits stays a dimension, of the parts: in joined blocks it would be lost.
         if getattr(requested, "is_split_by_compiler", False):
-            axes = {d.name: requested.splitting_axis(d) for d in blocks if d is not None}
-            whole = {d.name for d in blocks if d is not None and requested.padding(d)}
             parts = {
-                name: parts_along(None if name in whole else axis, requested.shape)
-                for name, axis in axes.items()
+                d.name: parts_along(
+                    None if requested.padding(d) else requested.splitting_axis(d), requested.shape
+                )
+                for d in self.blocks
             }
             if max(parts.values()) > 1:
                 return self._of_parts(mesh_impl, parts, values)
@@ -1028,6 +1028,7 @@ class Conv2or3dBackpropInputOperation(ConvNdOperation):
         operands = {FILTER: conv_filter, kind.output_role: dy}
         super().__init__(kind, operands, convert_to_shape(input_shape), name)
 
+    # The base class's: here the argument has the name that it has in the classic.
     def gradient(self, unused_grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Returns the gradients of the filter and of the output's gradient."""
         return super().gradient(unused_grad_ys)
@@ -1069,6 +1070,7 @@ class Conv2or3dBackpropFilterOperation(ConvNdOperation):
         operands = {kind.input_role: conv_input, kind.output_role: dy}
         super().__init__(kind, operands, convert_to_shape(filter_shape), name)
 
+    # The base class's: here the argument has the name that it has in the classic.
     def gradient(self, unused_grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Returns the gradients of the input and of the output's gradient."""
         return super().gradient(unused_grad_ys)

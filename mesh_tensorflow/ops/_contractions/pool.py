@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Optional
 
@@ -32,13 +33,13 @@ class _Pool(NamedTuple):
     is_max: bool
 
 
-_POOLS = {
-    f"{reduction}_{rank}D": _Pool(rank, reduction == "MAX")
-    for reduction in ("MAX", "AVG")
-    for rank in (2, 3)
+_FUNCTIONS = {
+    _Pool(2, is_max=True): tf.nn.max_pool2d,
+    _Pool(3, is_max=True): tf.nn.max_pool3d,
+    _Pool(2, is_max=False): tf.nn.avg_pool2d,
+    _Pool(3, is_max=False): tf.nn.avg_pool3d,
 }
-_PLANE_FNS = {True: tf.nn.max_pool2d, False: tf.nn.avg_pool2d}
-_VOLUME_FNS = {True: tf.nn.max_pool3d, False: tf.nn.avg_pool3d}
+_POOLS = {f"{'MAX' if pool.is_max else 'AVG'}_{pool.rank}D": pool for pool in _FUNCTIONS}
 # TensorFlow pools volumes of these dtypes on every device, and planes of all dtypes.
 _VOLUME_DTYPES = (tf.float32, tf.bfloat16)
 
@@ -58,35 +59,28 @@ def pool_fn(pool_fn_string: str) -> Callable:
       ValueError: `pool_fn_string` is unknown.
     """
     check_choice("pool_fn", "pool_fn_string", pool_fn_string, _POOLS)
-    rank, is_max = _POOLS[pool_fn_string]
+    return functools.partial(_pooled, _POOLS[pool_fn_string])
 
-    def pool_planes(
-        x: tf.Tensor, ksize: Sequence[int], strides: Sequence[int], padding: str = "VALID"
-    ) -> tf.Tensor:
-        batch, image = x.shape.as_list()[:-3], x.shape.as_list()[-3:]
+
+def _pooled(
+    pool: _Pool, x: tf.Tensor, ksize: Sequence[int], strides: Sequence[int], padding: str = "VALID"
+) -> tf.Tensor:
+    *batch, channels = x.shape.as_list()
+    batch, image = batch[: -pool.rank], batch[-pool.rank :]
+    if pool.rank == 2 or x.dtype in _VOLUME_DTYPES:
         # TensorFlow's pooling takes one batch dimension.
-        flat = tf.reshape(x, [list_product(batch), *image])
-        y = _PLANE_FNS[is_max](flat, list(ksize), list(strides), padding)
+        flat = tf.reshape(x, [list_product(batch), *image, channels])
+        y = _FUNCTIONS[pool](flat, list(ksize), list(strides), padding)
         return tf.reshape(y, batch + y.shape.as_list()[1:])
-
-    def pool_volumes(
-        x: tf.Tensor, ksize: Sequence[int], strides: Sequence[int], padding: str = "VALID"
-    ) -> tf.Tensor:
-        batch, image = x.shape.as_list()[:-4], x.shape.as_list()[-4:]
-        if x.dtype in _VOLUME_DTYPES:
-            flat = tf.reshape(x, [list_product(batch), *image])
-            y = _VOLUME_FNS[is_max](flat, list(ksize), list(strides), padding)
-            return tf.reshape(y, batch + y.shape.as_list()[1:])
-        # Windows of all planes are alike, so a maximum of maxima, or mean of means, is that of all.
-        # First within the planes, then across them.
-        planes = pool_planes(x, ksize[1:], strides[1:], padding)
-        depth, height, width, channels = planes.shape.as_list()[-4:]
-        # [depth, height * width] is a plane, in which a window of [k, 1] pools along depth alone.
-        columns = tf.reshape(planes, [*batch, depth, height * width, channels])
-        y = pool_planes(columns, [ksize[0], 1], [strides[0], 1], padding)
-        return tf.reshape(y, [*batch, y.shape.as_list()[-3], height, width, channels])
-
-    return pool_planes if rank == 2 else pool_volumes
+    # Windows of all planes are alike, so a maximum of maxima, or mean of means, is that of all.
+    # First within the planes, then across them.
+    plane = pool._replace(rank=2)
+    y = _pooled(plane, x, ksize[1:], strides[1:], padding)
+    depth, height, width = y.shape.as_list()[-4:-1]
+    # [depth, height * width] is a plane, in which a window of [k, 1] pools along depth alone.
+    y = tf.reshape(y, [*batch, depth, height * width, channels])
+    y = _pooled(plane, y, [ksize[0], 1], [strides[0], 1], padding)
+    return tf.reshape(y, [*batch, y.shape.as_list()[-3], height, width, channels])
 
 
 def _check_window(

@@ -20,7 +20,7 @@ from mesh_tensorflow._core.operation import (
     check_fractions,
     gradient_of_output,
 )
-from mesh_tensorflow._core.shape import Dimension
+from mesh_tensorflow._core.shape import Dimension, Shape
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slice_functions import add_entries, constant, within_part
 from mesh_tensorflow.ops._source import check_dimension, coordinate_along
@@ -175,9 +175,8 @@ _SMALL = 2**14
 
 def _softmax(t: tf.Tensor, axis: int) -> tf.Tensor:
     """Returns the softmax of a slice, with the kernels that are faster on CPUs."""
-    if not t.shape.is_fully_defined() or t.shape.num_elements() >= _SMALL:
-        return tf.nn.softmax(t, axis=axis)
-    if t.dtype in _NARROW:
+    is_small = t.shape.is_fully_defined() and t.shape.num_elements() < _SMALL
+    if t.dtype in _NARROW or not is_small:
         return tf.nn.softmax(t, axis=axis)
     exps = tf.exp(t - tf.reduce_max(t, axis, keepdims=True))
     return exps / tf.reduce_sum(exps, axis, keepdims=True)
@@ -408,12 +407,12 @@ class CrossEntropyOperation(_OfIds):
                 return tf.reduce_sum(tf.where_v2(hits, rows(x), constant(0, x.dtype)), axis=-1)
             # An id of another processor's slice is clipped into this one, and what is found there
             # replaced by 0; the allreduce then gives the logit of whoever has it.
-            found = tf.gather_nd(rows(x), _places(inside))
-            return tf.where(is_here, found, tf.zeros_like(found))
+            logit = tf.gather_nd(rows(x), _places(inside))
+            return tf.where(is_here, logit, tf.zeros_like(logit))
 
-        def loss(total: tf.Tensor, most: tf.Tensor, found: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
+        def loss(total: tf.Tensor, most: tf.Tensor, logit: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
             # -log softmax = log(sum of exp(x - most)) - (x[id] - most).
-            y = tf.log(total) - (found - most)
+            y = tf.log(total) - (logit - most)
             known = self._is_id(numbers(i))
             # No processor has an id out of range: what was found for it is 0, and y has no meaning.
             return tf.reshape(tf.where(known, y, tf.zeros_like(y)), sizes)
@@ -421,8 +420,8 @@ class CrossEntropyOperation(_OfIds):
         # First the maximum, of all processors: without it, exponentials in the sum may overflow.
         most = over_vocab("MAX", lambda x: tf.reduce_max(rows(x), axis=-1), logits)
         total = over_vocab("SUM", sums, logits, most)
-        found = over_vocab("SUM", picked, logits, ids, *coordinate_along(mesh_impl, self._dim))
-        value = mesh_impl.slicewise(loss, total, most, found, ids)
+        at_ids = over_vocab("SUM", picked, logits, ids, *coordinate_along(mesh_impl, self._dim))
+        value = mesh_impl.slicewise(loss, total, most, at_ids, ids)
         lowering.set_tensor_lowering(self.outputs[0], value)
         # log(sum of exp(x)) = log(sum of exp(x - most)) + most.
         log_z = mesh_impl.slicewise(lambda t, m: tf.reshape(tf.log(t) + m, sizes), total, most)
@@ -458,8 +457,8 @@ class CrossEntropyGradientOperation(_OfIds):
           vocab_dim: the Dimension of ids, of the size of the vocabulary.
           name: a string or None.
         """
-        given = [logits, ids, log_z, dy, *([] if dz is None else [dz])]
-        super().__init__(given, name=name or "cross_entropy_gradient")
+        inputs = [logits, ids, log_z, dy, *([] if dz is None else [dz])]
+        super().__init__(inputs, name=name or "cross_entropy_gradient")
         self._dim = vocab_dim
         self._outputs = [Tensor(self, logits.shape, logits.dtype)]
 
@@ -526,7 +525,7 @@ class NormalizeOperation(_AlongDimension):
         shape[self._axis] = self._factor_dim
         self._outputs = [
             Tensor(self, x.shape, x.dtype),
-            Tensor(self, type(x.shape)(shape), x.dtype, index=1),
+            Tensor(self, Shape(shape), x.dtype, index=1),
         ]
 
     def _unsplittable(self) -> Sequence[str]:

@@ -119,9 +119,9 @@ def gradients(
 def _check_arguments(
     ys: Sequence[Tensor], xs: Sequence[Tensor], grad_ys: Optional[Sequence[Any]]
 ) -> None:
-    for what, given in (("ys", ys), ("xs", xs)):
-        if isinstance(given, Tensor) or not isinstance(given, Iterable):
-            raise ValueError(f"gradients: {what} must be a list of mtf.Tensors, not {given!r}")
+    for what, tensors in (("ys", ys), ("xs", xs)):
+        if isinstance(tensors, Tensor) or not isinstance(tensors, Iterable):
+            raise ValueError(f"gradients: {what} must be a list of mtf.Tensors, not {tensors!r}")
     check_tensors("gradients: ys", ys)
     if not ys:
         raise ValueError("gradients: ys must be a list of at least one mtf.Tensor; it is empty")
@@ -627,13 +627,9 @@ class Gradients:
           grad_ys: the gradient of each of `ys`.
         """
         self._inputs = set(inputs)
-        self._found: dict[Tensor, Tensor] = {}
+        self._sums: dict[Tensor, Tensor] = {}
         for y, dy in zip(ys, grad_ys):
-            self._add(y, dy)
-
-    def _add(self, x: Tensor, dx: Optional[Tensor]) -> None:
-        if dx is not None:
-            self._found[x] = self._found[x] + dx if x in self._found else dx
+            _accumulate(self._sums, y, dy)
 
     def through(
         self, operations: Sequence[Operation], again: Optional[Mapping[Tensor, Tensor]] = None
@@ -646,11 +642,11 @@ class Gradients:
         """
         made = [y for op in operations for y in op.outputs]
         # Variables that the part makes are inputs: their gradient is a result, and goes no further.
-        ys = [y for y in made if y in self._found and y not in self._inputs]
+        ys = [y for y in made if y in self._sums and y not in self._inputs]
         if not ys:
             return
         # They are complete: parts come from the last to the first, so all that use these were here.
-        dys = [self._found.pop(y) for y in ys]
+        dys = [self._sums.pop(y) for y in ys]
         used = external_inputs(operations, [])
         xs = [x for x in used if is_differentiable(x.dtype)]
         xs += [y for y in made if y in self._inputs]
@@ -661,29 +657,29 @@ class Gradients:
         else:
             grads = mtf.gradients(ys, xs, grad_ys=dys, operations=list(operations))
         for x, dx in zip(xs, grads):
-            self._add(x, dx)
+            if dx is not None:
+                _accumulate(self._sums, x, dx)
 
     def of(self, xs: Sequence[Tensor], but: Collection[Tensor] = ()) -> list[Optional[Tensor]]:
         """Returns the gradients of inputs, None for those of `but`."""
-        return [None if x in but else self._found.get(x) for x in xs]
+        return [None if x in but else self._sums.get(x) for x in xs]
 
 
 def _from_stored(
     budget: RecomputeBudget,
     forward: Sequence[Operation],
     xs: Sequence[Tensor],
-    pairs: Sequence[tuple[Tensor, Tensor]],
+    ys: Sequence[Tensor],
+    dys: Sequence[Tensor],
 ) -> Optional[list[Optional[Tensor]]]:
     """Returns gradients that read stored activations; None, and no operations, without room."""
-    graph = pairs[0][1].graph
+    graph = dys[0].graph
     mark, start = graph.mark(), len(graph.operations)
     loops = [op for op in with_inner_operations(forward) if isinstance(op, WhileLoopOperation)]
     without_tape = [loop for loop in loops if not loop.keeps_tape]
     # Gradients read inner values of the function, which are hidden from all other users.
     with usable(forward):
-        grads = mtf.gradients(
-            [y for y, _ in pairs], xs, grad_ys=[dy for _, dy in pairs], operations=forward
-        )
+        grads = mtf.gradients(ys, xs, grad_ys=dys, operations=forward)
     # Which activations a gradient reads is known only once it is built, so it is built and, without
     # room for them, taken back.
     if budget.takes(forward, graph.operations[start:]):
@@ -740,27 +736,23 @@ def recompute_grad(
         output_grads: Sequence[Optional[Tensor]],
     ) -> Sequence[Optional[Tensor]]:
         pairs = [(y, dy) for y, dy in zip(outputs, output_grads) if dy is not None]
-        given = [dy for _, dy in pairs]
+        ys, dys = [y for y, _ in pairs], [dy for _, dy in pairs]
         if _reads_in_loops(forward_operations):
             # Read a second time, a variable may have changed: the tape of a loop has what it was.
-            ys = [y for y, _ in pairs]
             with usable(forward_operations):
-                return in_order(mtf.gradients(ys, all_inputs, given, operations=forward_operations))
+                return in_order(mtf.gradients(ys, all_inputs, dys, operations=forward_operations))
         if budget is not None:
-            grads = _from_stored(budget, forward_operations, all_inputs, pairs)
+            grads = _from_stored(budget, forward_operations, all_inputs, ys, dys)
             if grads is not None:
                 return in_order(grads)
         if control_dependencies:
             # Without waiting, TensorFlow could recompute everything early and hold it all, as if
             # nothing had been dropped.
-            again = wait_for(explicit_inputs, given)
+            again = wait_for(explicit_inputs, dys)
         else:
             again = [mtf.identity(x) for x in explicit_inputs]
         mapping = dict(zip(explicit_inputs, again))
-        ys = [y for y, _ in pairs]
-        return in_order(
-            _gradients_computed_again(forward_operations, mapping, ys, all_inputs, given)
-        )
+        return in_order(_gradients_computed_again(forward_operations, mapping, ys, all_inputs, dys))
 
     def in_order(grads: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
         if not control_dependencies:

@@ -28,6 +28,7 @@ from mesh_tensorflow._mesh.random_values import fold_key
 from mesh_tensorflow._mesh.slice_functions import inside_loop
 from mesh_tensorflow.ops._control.control import Depend, external_inputs
 from mesh_tensorflow.ops._random import RandomOperation
+from mesh_tensorflow.ops._source import or_zeros
 from mesh_tensorflow.ops._variables.variable import (
     Assign,
     ReadVariable,
@@ -271,8 +272,7 @@ class WhileGradientOperation(_LoopOperation):
         def build() -> tuple[list[Tensor], list[Optional[Tensor]]]:
             grads = mtf.gradients(ys, starts + external, dys, operations=forward.body_operations)
             # A loop carries a value for each variable, so where no gradient flows it is zeros.
-            back = [mtf.zeros_like(x) if g is None else g for x, g in zip(starts, grads)]
-            return back, grads[len(starts) :]
+            return or_zeros(grads[: len(starts)], starts), grads[len(starts) :]
 
         (back, external_grads), grad_ops = forward.graph.take_operations(build)
         summed = [(x, g) for x, g in zip(external, external_grads) if g is not None]

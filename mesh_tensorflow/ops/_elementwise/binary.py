@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Optional, Union
@@ -563,12 +564,7 @@ def add_n(xs: Sequence[Any]) -> Any:
     >>> print(mtf.add_n([a, b, a]).numpy())
     [ 6. 15. 20.]
     """
-    if not xs:
-        return 0
-    total = xs[0]
-    for x in xs[1:]:
-        total = add(total, x)
-    return total
+    return functools.reduce(add, xs) if xs else 0
 
 
 def _minus(number: Any) -> Number:

@@ -30,21 +30,14 @@ if TYPE_CHECKING:
 __all__ = ["GenericGradOperation", "SlicewiseOperation", "cwise", "slicewise"]
 
 
-# The dtype of a complex number's parts.
-_PARTS = {tf.complex64: tf.float32, tf.complex128: tf.float64}
-# TensorFlow has no complex numbers with parts of other dtypes.
-_COMPLEX = {part: whole for whole, part in _PARTS.items()}
+# From the dtype of their parts; TensorFlow has no complex numbers with parts of other dtypes.
+COMPLEX = {tf.float32: tf.complex64, tf.float64: tf.complex128}
 
 
 def is_complex(x: Tensor) -> bool:
     """Returns whether a Tensor has complex numbers."""
     check_tensors("complex numbers", [x])
     return x.dtype.is_complex
-
-
-def part_dtype(dtype: tf.DType) -> tf.DType:
-    """Returns the dtype of the parts of complex numbers; that of others as it is."""
-    return _PARTS.get(dtype, dtype)
 
 
 def complex_dtype(what: str, x: Tensor) -> tf.DType:
@@ -54,12 +47,12 @@ def complex_dtype(what: str, x: Tensor) -> tf.DType:
       WrongTypeError: there is none.
     """
     check_tensors(what, [x])
-    if x.dtype not in _COMPLEX:
+    if x.dtype not in COMPLEX:
         raise WrongTypeError(
             f"{what}: the parts of complex numbers are float32 or float64, and not as those of "
             f"{tensors_text([x])}. Write mtf.cast(x, tf.float32)"
         )
-    return _COMPLEX[x.dtype]
+    return COMPLEX[x.dtype]
 
 
 PACKAGE = "mesh_tensorflow."
@@ -198,27 +191,27 @@ class SlicewiseOperation(Operation):
         parts = [
             [s] * count if a is None else tf.unstack(s, count, axis=a) for s, a in zip(slices, axes)
         ]
-        found = [self._tf_fn(*of_stage) for of_stage in zip(*parts)]
+        results = [self._tf_fn(*of_stage) for of_stage in zip(*parts)]
         outputs = [y.shape.dims.index(stage) for y in self._outputs]
-        of_outputs = list(zip(*(f if isinstance(f, tuple) else (f,) for f in found)))
+        of_outputs = list(zip(*(f if isinstance(f, tuple) else (f,) for f in results)))
         if len(of_outputs) != len(outputs) or not all(map(tf.is_tensor, sum(of_outputs, ()))):
-            return found[0]  # of which the error tells
+            return results[0]  # of which the error tells
         stacked = [tf.stack(list(ys), axis=a) for ys, a in zip(of_outputs, outputs)]
-        return tuple(stacked) if isinstance(found[0], tuple) else stacked[0]
+        return tuple(stacked) if isinstance(results[0], tuple) else stacked[0]
 
     def _checked_results(self, *slices: tf.Tensor) -> Any:
         """Returns what the function returns for slices, which is as was declared."""
         results = self._of_each_stage(slices)
-        given, ys = results if isinstance(results, tuple) else (results,), self._outputs
-        if len(given) != len(ys) or not all(tf.is_tensor(y) for y in given):
+        values, ys = results if isinstance(results, tuple) else (results,), self._outputs
+        if len(values) != len(ys) or not all(tf.is_tensor(y) for y in values):
             expected = "a tf.Tensor" if len(ys) == 1 else f"a tuple of {len(ys)} tf.Tensors"
-            kinds = ", ".join(type(y).__name__ for y in given)
+            kinds = ", ".join(type(y).__name__ for y in values)
             got = f"({kinds})" if isinstance(results, tuple) else kinds
             raise WrongTypeError(
                 f"{self.name}: for its {'output' if len(ys) == 1 else 'outputs'} "
                 f"{tensors_text(ys)} the function must return {expected}, and it returned {got}"
             )
-        for y, value in zip(ys, given):
+        for y, value in zip(ys, values):
             if value.dtype.base_dtype != y.dtype:
                 # Not an error: published programs declare floating numbers for indices, and only
                 # give them to other functions of TensorFlow.
@@ -426,14 +419,14 @@ def slicewise(
     """
     xs = _some_tensors(name or "slicewise", xs)
     splittable_dims = [convert_to_dimension(d) for d in splittable_dims or ()]
-    given: Any = output_shape  # a shape may be a list, too
-    several = isinstance(given, (list, tuple)) and any(
-        isinstance(s, (Shape, list, tuple)) and not is_dimension(s) for s in given
+    shape_or_shapes: Any = output_shape  # a shape may be a list, too
+    several = isinstance(shape_or_shapes, (list, tuple)) and any(
+        isinstance(s, (Shape, list, tuple)) and not is_dimension(s) for s in shape_or_shapes
     )
     if several:
-        shapes = [convert_to_shape(s) for s in given]
+        shapes = [convert_to_shape(s) for s in shape_or_shapes]
     else:
-        shapes = [xs[0].shape if given is None else convert_to_shape(given)]
+        shapes = [xs[0].shape if shape_or_shapes is None else convert_to_shape(shape_or_shapes)]
     if isinstance(output_dtype, (list, tuple)):
         dtypes = [tf.as_dtype(t) for t in output_dtype]
     else:

@@ -32,7 +32,6 @@ from mesh_tensorflow.ops._elementwise.slicewise import (
     complex_dtype,
     cwise,
     is_complex,
-    part_dtype,
 )
 
 __all__ = [
@@ -122,7 +121,7 @@ def real(x: Tensor, name: Optional[str] = "real") -> Tensor:
     if not is_complex(x):
         return x
     return cwise(
-        tf.math.real, [x], part_dtype(x.dtype), lambda op, dy: [mtf.cast(dy, x.dtype)], name
+        tf.math.real, [x], x.dtype.real_dtype, lambda op, dy: [mtf.cast(dy, x.dtype)], name
     )
 
 
@@ -137,7 +136,7 @@ def imag(x: Tensor, name: Optional[str] = "imag") -> Tensor:
         return mtf.zeros_like(x)
     # y = Im(a + i b) has dy/da + i dy/db = i.
     return cwise(
-        tf.math.imag, [x], part_dtype(x.dtype), lambda op, dy: [mtf.cast(dy, x.dtype) * 1j], name
+        tf.math.imag, [x], x.dtype.real_dtype, lambda op, dy: [mtf.cast(dy, x.dtype) * 1j], name
     )
 
 
@@ -170,7 +169,7 @@ def angle(x: Tensor, name: Optional[str] = "angle") -> Tensor:
     """
     if not is_complex(x):
         complex_dtype(name or "angle", x)
-    return cwise(tf.math.angle, [x], part_dtype(x.dtype), _angle_grad, name)
+    return cwise(tf.math.angle, [x], x.dtype.real_dtype, _angle_grad, name)
 
 
 def _angle_grad(op: SlicewiseOperation, dy: Tensor) -> list[Optional[Tensor]]:
@@ -199,7 +198,7 @@ def modulus(x: Tensor) -> Tensor:
     def grad_function(op: SlicewiseOperation, dy: Tensor) -> list[Tensor]:
         return [cwise(kernel, [op.inputs[0], op.outputs[0], dy], name="abs_grad")]
 
-    return cwise(tf.abs, [x], part_dtype(x.dtype), grad_function, "abs")
+    return cwise(tf.abs, [x], x.dtype.real_dtype, grad_function, "abs")
 
 
 def _from_output(
@@ -229,15 +228,13 @@ def _from_input(grad_kernel: Callable, name: str) -> Callable:
     A complex input is conjugated for it, as in TensorFlow's gradients.
     """
 
+    def kernel(x: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
+        return grad_kernel(tf.math.conj(x), dy)  # which leaves real ones alone
+
     def grad_function(op: SlicewiseOperation, dy: Tensor) -> list[Tensor]:
-        return [cwise(_conjugated(grad_kernel), [op.inputs[0], dy], name=name)]
+        return [cwise(kernel, [op.inputs[0], dy], name=name)]
 
     return grad_function
-
-
-def _conjugated(kernel: Callable) -> Callable:
-    """Returns a kernel that conjugates its first argument; tf.math.conj leaves real ones alone."""
-    return lambda t, dy: kernel(tf.math.conj(t), dy)
 
 
 _raw = tf.raw_ops

@@ -293,11 +293,8 @@ class GatherGradientOperation(_AlongTable):
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """One flop for each element of dy; reads dy and the indices, writes the table."""
-        (dy, indices), table = self._inputs, self._outputs[0]
-        rows = mesh_impl.laid_out_size(dy.shape)
-        moved = [(rows, dy), (mesh_impl.laid_out_size(indices.shape), indices)]
-        moved.append((mesh_impl.laid_out_size(table.shape), table))
-        return Cost(rows, sum(count * x.dtype.size for count, x in moved))
+        rows = mesh_impl.laid_out_size(self._inputs[0].shape)
+        return Cost(rows, super().cost(mesh_impl).bytes)
 
     def begun_sums(self, mesh_impl: MeshImpl) -> dict[Tensor, list[int]]:
         """The output is partial over the mesh axes that split the indices."""

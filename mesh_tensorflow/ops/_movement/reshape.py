@@ -256,8 +256,8 @@ class ReshapeOperation(Operation):
         x = self._inputs[0]
         old, _ = self._factored(mesh_impl)
         elements, itemsize = old.slice_size * mesh_impl.size, x.dtype.size
-        made = collectives_of(self._moves(mesh_impl), elements, itemsize, mesh_impl.shape)
-        return Cost(0, moved, tuple(made))
+        collectives = collectives_of(self._moves(mesh_impl), elements, itemsize, mesh_impl.shape)
+        return Cost(0, moved, tuple(collectives))
 
     def passes_on(self, split: Collection[str]) -> dict[Tensor, Tensor]:
         """The output is the input if the same dimensions are split."""

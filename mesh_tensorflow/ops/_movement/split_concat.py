@@ -22,7 +22,7 @@ from mesh_tensorflow.ops._movement.halo import (
     halos_too_far,
     paddings_along,
 )
-from mesh_tensorflow.ops._source import check_dimension
+from mesh_tensorflow.ops._source import check_dimension, or_zeros
 
 __all__ = [
     "ConcatOperation",
@@ -284,12 +284,6 @@ def _with_edges(before: int, after: int, t: tf.Tensor, axis: int) -> tf.Tensor:
 _PADS = {"reflect": _reflected, "edge": _with_edges}
 
 
-def _fill_missing(ys: Sequence[Tensor], grad_ys: Sequence[Optional[Tensor]]) -> list[Tensor]:
-    """Returns gradients with zeros for unused outputs."""
-    # Not left out: the places of the others in what is joined depend on them.
-    return [mtf.zeros_like(y) if dy is None else dy for y, dy in zip(ys, grad_ys)]
-
-
 class ConcatOperation(Operation):
     """Tensors concatenated along a dimension that is not split."""
 
@@ -417,7 +411,8 @@ class SplitOperation(Operation):
         """Concatenates the gradients, zeros for missing ones."""
         # By Dimension: another one may have the same name.
         part = self.outputs[0].shape[self._axis]
-        return [ConcatOperation(_fill_missing(self.outputs, grad_ys), part).outputs[0]]
+        # The places of the others in what is joined depend on those that are None.
+        return [ConcatOperation(or_zeros(grad_ys, self.outputs), part).outputs[0]]
 
     def lower(self, lowering: mtf.Lowering) -> None:
         """Splits slice by slice; the dimension is not split."""
@@ -540,7 +535,7 @@ class UnstackOperation(Operation):
 
     def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Tensor]:
         """Stacks the gradients, zeros for missing ones."""
-        return [stack(_fill_missing(self.outputs, grad_ys), self._dim.name, self._axis)]
+        return [stack(or_zeros(grad_ys, self.outputs), self._dim.name, self._axis)]
 
     def lower(self, lowering: mtf.Lowering) -> None:
         """Unstacks slice by slice; the dimension is not split."""

@@ -14,6 +14,7 @@ from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow._mesh.slice_functions import remembered, set_entries, within_part
 from mesh_tensorflow.layers import _masks
 from mesh_tensorflow.layers._masks import Buckets
+from mesh_tensorflow.ops._source import coordinate_along
 from mesh_tensorflow.transformer import attention
 from mesh_tensorflow.transformer.transformer._context import Context, memory_length_of
 
@@ -353,12 +354,8 @@ class WriteAtOperation(mtf.Operation):
             written = set_entries(flat, index, new, there, distinct=not self._several)
             return tf.reshape(written, sizes)
 
-        values = [lowering.tensors[x] for x in self.inputs]
-        axis = mesh_impl.splitting_axis(self._dim)
-        # Otherwise each processor has all positions, and its slice begins at 0.
-        if axis is not None:
-            values.append(mesh_impl.laid_out_pcoord(axis))
-        lowering.set_tensor_lowering(self.outputs[0], mesh_impl.slicewise(write, *values))
+        # Where the dimension is whole, each processor has all positions, and its slice begins at 0.
+        self._lower_slices(lowering, write, *coordinate_along(mesh_impl, self._dim))
 
 
 def write_at(
