@@ -5,14 +5,13 @@ Run it with a Python that has the classic release; see auto_mtf.py.
 CLASSIC_PYTHON benchmarks/auto_mtf_classic.py graph.json m:4,n:2
 """
 
+import contextlib
 import json
 import sys
 import time
 
-try:
+with contextlib.suppress(ImportError):
     import classic_shim  # noqa: F401
-except ImportError:
-    pass
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf

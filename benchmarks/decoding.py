@@ -8,6 +8,7 @@ rounds and, in brackets, the smallest and largest. No sequence ends before its l
 """
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -46,10 +47,8 @@ def import_packages(system: str) -> tuple[Any, Any, Any]:
     if system == "classic":
         from unittest import mock
 
-        try:
+        with contextlib.suppress(ImportError):
             import classic_shim  # noqa: F401
-        except ImportError:
-            pass
         sys.modules["tensorflow_datasets"] = mock.MagicMock()  # which it imports
     else:
         sys.path.insert(0, str(HERE.parent))

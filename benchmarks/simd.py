@@ -218,7 +218,7 @@ def report_sums(rounds: int) -> None:
 
     steps = {}
     for name in ("placement", "simd", "simd, no sums"):
-        TfCollectives.allreduce = copied if "no sums" in name else allreduce  # type: ignore
+        TfCollectives.allreduce = copied if "no sums" in name else allreduce  # type: ignore[method-assign]
         with tf.Graph().as_default():
             kind = "logical" if name == "placement" else "simd"
             program = systems.build("mtf", "b12", "2x2", kind)()

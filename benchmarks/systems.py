@@ -1,5 +1,6 @@
 """Builds a training step of a workload in each of the systems compared."""
 
+import contextlib
 import dataclasses
 import random
 import sys
@@ -43,10 +44,8 @@ class Clock:
 def import_mtf(classic: bool, with_transformer: bool) -> Any:
     """The mesh_tensorflow of this process; the classic one may need a shim."""
     if classic:
-        try:
+        with contextlib.suppress(ImportError):
             import classic_shim  # noqa: F401
-        except ImportError:
-            pass
     import mesh_tensorflow as mtf
     import mesh_tensorflow.layers
     import mesh_tensorflow.optimize

@@ -466,7 +466,7 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
             return SimdTensor([tf.expand_dims(x.one_slice, concat_axis)]) if stack else x
         stacked = self._collectives.allgather(x.one_slice, mesh_axis)
         if concat_axis == 0:  # in memory as it will be
-            first, *others = x.slice_shape if x.slice_shape else [1]
+            first, *others = x.slice_shape or [1]
             joined = [self.shape[mesh_axis].size * first, *others]
             return SimdTensor([stacked if stack else tf.reshape(stacked, constant(joined))])
         join = tf.stack if stack else tf.concat

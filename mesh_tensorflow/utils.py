@@ -54,7 +54,7 @@ def within_program(graph: Optional[tf.Graph]) -> contextlib.AbstractContextManag
     around = getattr(graph, "outer_graph", None)
     while around is not None and around is not tf.get_default_graph():
         around = getattr(around, "outer_graph", None)
-    return contextlib.nullcontext() if around is None else graph.as_default()  # type: ignore
+    return contextlib.nullcontext() if around is None else graph.as_default()  # type: ignore[union-attr]
 
 
 _steps_done: contextvars.ContextVar[Optional[tf.Tensor]] = contextvars.ContextVar(

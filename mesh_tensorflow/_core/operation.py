@@ -953,10 +953,13 @@ class Operation(metaclass=_LeavesNothingBehind):
                 setattr(self, name, mapping.get(value, value))
             # Of exactly these types: a Shape or a named tuple could not be built again from its
             # elements.
-            elif type(value) in (list, tuple) and name != "_outputs":
-                if any(isinstance(x, Tensor) and x in mapping for x in value):
-                    new = (mapping.get(x, x) if isinstance(x, Tensor) else x for x in value)
-                    setattr(self, name, type(value)(new))
+            elif (
+                type(value) in (list, tuple)
+                and name != "_outputs"
+                and any(isinstance(x, Tensor) and x in mapping for x in value)
+            ):
+                new = (mapping.get(x, x) if isinstance(x, Tensor) else x for x in value)
+                setattr(self, name, type(value)(new))
 
     def _copy_outputs(
         self, original: Operation, shape_of: Callable[[Shape], Shape] = lambda shape: shape

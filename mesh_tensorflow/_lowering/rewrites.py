@@ -265,7 +265,7 @@ def combine_assignments(graph: Graph, assignments: Sequence[Operation]) -> list[
             raise ValueError(f"combine_assignments takes Assign operations, not {op}")
     groups: dict[Any, list[Assign]] = {}
     for op in assignments:
-        groups.setdefault((op.assign_fn, op.mesh), []).append(op)  # type: ignore
+        groups.setdefault((op.assign_fn, op.mesh), []).append(op)  # type: ignore[arg-type, attr-defined]
     chosen = {id(op) for op in assignments}
     # Removed first: the joined ones are added at the end, where the values of all are there.
     graph.operations[:] = [op for op in graph.operations if id(op) not in chosen]
@@ -684,7 +684,7 @@ class _Rewriter:
 
     @staticmethod
     def _variable_of(op: Operation) -> Optional[Variable]:
-        return op._var if isinstance(op, ReadVariable) else op._variable()  # type: ignore
+        return op._var if isinstance(op, ReadVariable) else op._variable()  # type: ignore[attr-defined]
 
     def _under(self, x: Tensor, names: Names, op: Operation) -> Tensor:
         """Returns a Tensor with the dimensions' names that an operation works with."""

@@ -202,7 +202,8 @@ def check_devices_exist(
     )
     if soft:
         # Told once for the same devices, however many meshes a program makes of them.
-        return slip(text, key=f"devices/{absent}")
+        slip(text, key=f"devices/{absent}")
+        return
     if soft is not None:
         text += (
             ". If what is placed on absent devices should run on others, call "

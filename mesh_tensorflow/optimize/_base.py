@@ -471,7 +471,7 @@ class SgdOptimizer(_Descent):
             return self._with_momentum(mtf.to_float(grad), var)  # type: ignore[arg-type]
         # Such a rate becomes a Tensor of the mesh, whose slices no assign function is given.
         if callable(self.lr) or isinstance(self.lr, mtf.Tensor):
-            return [mtf.assign_sub(var, grad * scalar_like(self.lr, grad))]  # type: ignore
+            return [mtf.assign_sub(var, grad * scalar_like(self.lr, grad))]  # type: ignore[arg-type, operator]
         return [mtf.assign(var, grad, assign_fn=self._descend)]  # type: ignore[arg-type]
 
     def _with_momentum(self, grad: mtf.Tensor, var: mtf.Variable) -> list[mtf.Operation]:

@@ -421,7 +421,7 @@ def _average_of(
     average: Union[float, ExponentialMovingAverage],
 ) -> ExponentialMovingAverage:
     is_number = isinstance(average, (int, float))
-    return ExponentialMovingAverage(average) if is_number else average  # type: ignore
+    return ExponentialMovingAverage(average) if is_number else average  # type: ignore[return-value]
 
 
 def _check_variables(graph: mtf.Graph) -> None:

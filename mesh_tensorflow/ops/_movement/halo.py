@@ -433,7 +433,8 @@ class ShiftOperation(Operation):
         if mesh_axis is None:
             return
         if padded_dims(requested, [self._dim]):
-            return lowering.count_collectives(self, "halo")
+            lowering.count_collectives(self, "halo")
+            return
         for processors, elements in self._kept_pieces(requested, mesh_axis):
             # As in the classic, also for the piece that stays where it is, which is no collective.
             lowering.add_counter(f"shift[{processors}]", elements)

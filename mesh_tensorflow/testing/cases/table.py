@@ -20,8 +20,8 @@ __all__ = [
 
 # Sizes of the dimensions that cases name by a letter; most are divisible by 8 processors.
 SIZES = {
-    **{"a": 8, "b": 16, "c": 24, "d": 8, "e": 16, "f": 8, "g": 32},
-    **{"n": 8, "w": 4, "s": 4, "t": 6, "k": 3, "h": 6, "v": 5},
+    "a": 8, "b": 16, "c": 24, "d": 8, "e": 16, "f": 8, "g": 32,
+    "n": 8, "w": 4, "s": 4, "t": 6, "k": 3, "h": 6, "v": 5,
 }
 # Sizes may be overridden, for instance by "b:0", to run the cases with other sizes.
 SIZES.update(mtf.convert_to_shape(os.environ.get("MTF_CASE_SIZES", "")).dims)

@@ -460,7 +460,7 @@ def attend(
     rows_shape = q.shape - key_dim
     # Not along channels, which products sum over: sums of parts would have to be added up.
     split = find_split(context, [q, k, v], [key_dim, value_dim])
-    q, k, v, bias = (split_again(x, split) for x in (q, k, v, bias))  # type: ignore
+    q, k, v, bias = (split_again(x, split) for x in (q, k, v, bias))  # type: ignore[assignment]
     has_z_loss = z_loss_coeff is not None and context.train and context.losses is not None
     dims = (memory_length_dim, key_dim, value_dim)
     joint = has_z_loss and extra_logit is not None

@@ -49,12 +49,10 @@ def write_cola(directory, train=16, dev=7, test=5):
 
     for split, count in (("train", train), ("dev", dev)):
         with open(os.path.join(directory, f"{split}.tsv"), "w") as f:
-            for i in range(count):
-                f.write(f"x\t{i % 2}\t\t{row(i % 2)}\n")
+            f.writelines(f"x\t{i % 2}\t\t{row(i % 2)}\n" for i in range(count))
     with open(os.path.join(directory, "test.tsv"), "w") as f:
         f.write("index\tsentence\n")
-        for i in range(test):
-            f.write(f"{i}\t{row(i % 2)}\n")
+        f.writelines(f"{i}\t{row(i % 2)}\n" for i in range(test))
     return [i % 2 for i in range(test)]
 
 

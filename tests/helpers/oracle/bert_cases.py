@@ -16,7 +16,7 @@ red blue house tree it in of to steve smith lived 1895 ##s ##ed ##ing ##5 ##th u
 ! ' ( ) - " : ; $ caf ##e e naive the##re""".split()
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused1]", "[unused2]", "\u4e2d", "\u6587", *WORDS]
 ALPHABET = (
-    "abcdeXYZ  \t\n.,!?'()-$#@[]" "\u00e9\u00c9\u0301\u00df\u00f1\u0130\u00a0\u2003\u3000\u200b\u00ad\u0000"
+    "abcdeXYZ  \t\n.,!?'()-$#@[]\u00e9\u00c9\u0301\u00df\u00f1\u0130\u00a0\u2003\u3000\u200b\u00ad\u0000"
     "\ufffd\u4e2d\u6587\u3400\u9fff\uac00\u304b\u30ab\u2014\u2026\u00bf\u060c\u0915\u094d\U00020001\U0001f600"
     "\u0007\u0085\u2028\ufeff\uff0c\uff21\u0660\u00bd\u01c5\ue000")
 COLA = [["x", "1", "", "The cat sat on the mat."], ["x", "0", "*", "cat the mat unbelievable a very bad movie"]]
@@ -65,8 +65,7 @@ def tokenized(directory):
 def write_tsv(path, rows):
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "w", encoding="utf-8") as f:
-        for row in rows:
-            f.write("\t".join(row) + "\n")
+        f.writelines("\t".join(row) + "\n" for row in rows)
 
 
 def write_tables(directory):
