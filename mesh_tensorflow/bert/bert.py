@@ -17,6 +17,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._core.errors import is_whole
 from mesh_tensorflow._mesh.variables import checkpoint_files
+from mesh_tensorflow.layers._attention import logits_shape
 from mesh_tensorflow.ops._contractions.softmax import normalize
 from mesh_tensorflow.ops._variables.variable import computed_in_float32, widened
 from mesh_tensorflow.optimize._base import weights_of
@@ -723,7 +724,9 @@ class BertModel(BertDims):
         logits = mtf.einsum(
             # Queries are scaled and not logits, which have memory_seq in place of attention_head.
             [query * self.size_per_head_dim.size**-0.5, key],
-            output_shape=kept + self.memory_seq_dim,
+            output_shape=logits_shape(
+                query.shape, key.shape, self.memory_seq_dim, self.size_per_head_dim
+            ),
         )
         if attention_bias is not None:
             logits += mtf.cast(attention_bias, logits.dtype)

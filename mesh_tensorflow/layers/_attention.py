@@ -52,6 +52,26 @@ def _is_next(value: object) -> bool:
     return isinstance(value, (float, Dimension)) or (isinstance(value, int) and value not in (0, 1))
 
 
+def logits_shape(
+    q: mtf.Shape, k: mtf.Shape, memory_dim: mtf.Dimension, key_dim: mtf.Dimension
+) -> mtf.Shape:
+    """Returns the Shape of the logits of queries and keys, the largest tensors of attention.
+
+    The dimensions that both have come first: products of matrices make and take a matrix [queries,
+    memory] for each of them. In the order of the queries' dimensions, whose length is before the
+    heads, six products of a training step would each transpose the logits.
+
+    Args:
+      q: the Shape of the queries.
+      k: the Shape of the keys; it may lack `memory_dim`, as the logits do then.
+      memory_dim: the dimension of the keys that queries attend over.
+      key_dim: the dimension that products of queries and keys sum over.
+    """
+    shared = [d for d in q if d in k and d != key_dim]
+    own = [d for d in q if d not in k]
+    return mtf.Shape([*shared, *own, *(d for d in [memory_dim] if d in k)])
+
+
 def _check_operands(
     q: mtf.Tensor, k: mtf.Tensor, v: mtf.Tensor, mask: Optional[mtf.Tensor]
 ) -> mtf.Dimension:
@@ -164,7 +184,8 @@ def dot_product_attention(
     check_dropout("dot_product_attention", dropout)
     query_dims = q.shape.dims[:-1]
     # logits[query, memory] = sum over kv of q[query, kv] * k[memory, kv].
-    logits = mtf.einsum([q, k], output_shape=mtf.Shape([*query_dims, memory_dim]))
+    shape = logits_shape(q.shape, k.shape, memory_dim, q.shape.dims[-1])
+    logits = mtf.einsum([q, k], output_shape=shape)
     weights = mtf.softmax(biased(logits, mask), memory_dim, extra_logit=extra_logit)
     # Weights that are kept are scaled by 1 / keep_prob and not normalized again: the expectation of
     # each is its softmax.

@@ -21,6 +21,7 @@ from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.operation import without_stages
 from mesh_tensorflow._core.shape import single_axes
 from mesh_tensorflow.layers import _masks
+from mesh_tensorflow.layers._attention import logits_shape
 from mesh_tensorflow.layers._blocked_attention import (
     added_terms,
     attention_and_log_sums,
@@ -495,7 +496,7 @@ def attend(
     logits = layers.us_einsum(
         [mtf.cast(q, dtype), mtf.cast(k, dtype)],
         # Keys of a layer that does not attend to its memory lack that dimension: the bias gives it.
-        output_shape=q.shape - key_dim + [d for d in [memory_length_dim] if d in k.shape],
+        output_shape=logits_shape(q.shape, k.shape, memory_length_dim, key_dim),
     )
     if soft_cap is not None:
         logits = soft_capped(logits, soft_cap)
@@ -504,7 +505,7 @@ def attend(
         logits = _masks.replaced(logits + mtf.cast(bias, dtype), *hiding)
     if has_z_loss:
         # Without the extra logit, which the softmax has: two sums, of which blocks have but one.
-        log_z = mtf.reduce_logsumexp(logits, memory_length_dim)
+        log_z = mtf.transpose(mtf.reduce_logsumexp(logits, memory_length_dim), q.shape - key_dim)
         _add_z_loss(log_z, rows_shape, z_loss_coeff, context, v.dtype)  # type: ignore[arg-type]
     weights = mtf.softmax(logits, memory_length_dim, extra_logit=extra_logit)
     # After the softmax, whose sums bfloat16 would round.
