@@ -520,6 +520,9 @@ def _batch_like(graph: Graph) -> tuple[str, int]:
     for op in graph.operations:
         for d in dict.fromkeys(d for y in op.outputs for d in y.shape):
             count[d.name] += 1
+    # Also of microbatches, whose batch is smaller.
+    for op in with_inner_operations(graph.operations):
+        for d in (d for y in op.outputs for d in y.shape):
             sizes.setdefault(d.name, set()).add(d.size)
     # The batch is in most activations, and in no weight.
     for name, _ in count.most_common():

@@ -706,7 +706,7 @@ class BertModel(BertDims):
 
         Args:
           x: a Tensor with dimensions [batch..., seq, hidden].
-          attention_bias: a Tensor that is added to the logits [batch..., seq, num_heads,
+          attention_bias: a Tensor that is added to the logits [batch..., num_heads, seq,
             memory_seq], or None.
 
         Returns:

@@ -91,6 +91,27 @@ def in_microbatches(clip, rows=16):
     return models.Program(graph, mesh, [loss], updates)
 
 
+def test_rows_of_microbatches_that_are_split_again(tf_graph):
+    """As those of a pipeline in microbatches: what divides the whole batch does not divide theirs."""
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    batch, halves, d = mtf.convert_to_shape("batch:12,halves:2,d:8").dims
+
+    def loss_fn(x):
+        w = mtf.get_variable(mesh, "w", [d], dtype=tf.float32)
+        rows = mtf.reshape(x, [mtf.Dimension("batch", 3), halves, d])
+        return mtf.reduce_sum(rows * w), mtf.reduce_sum(mtf.ones_like(x))
+
+    x = mtf.zeros(mesh, [batch, d])
+    loss, grads, variables = mtf.optimize.accumulate_gradients(loss_fn, x, batch, 2)
+    updates = mtf.optimize.SgdOptimizer(0.1).apply_grads(grads, variables)
+    program = models.Program(mesh.graph, mesh, [loss], updates)
+    shape = mtf.convert_to_shape("data:3")
+    stored = stored_layout(shape, zero=2, zero_axis="data")
+    estimated = StepEstimator(program.graph, shape, program.outputs, SLOW, stored_layout=stored)
+    expected, _ = counted(program, shape, "batch:data", zero=2, zero_axis="data")
+    assert set(predicted(estimated, "batch:data")) == set(expected)
+
+
 @pytest.mark.slow("True-*", "*-mesh[124]-*")
 @pytest.mark.parametrize("zero", [1, 2, 3])
 @pytest.mark.parametrize(
