@@ -68,7 +68,7 @@ FAULTS = [
     ),
     Fault(
         "ops/_control/while_loop.py",
-        "lowering.random_keys.update({op: fold_key(key, index) for op, key in keys.items()})",
+        "lowering.random_keys.update({op: fold_key(keys[op], index) for op in drawn})",
         "lowering.random_keys.update(keys)",
         "each iteration of a loop draws the same random values",
         "ops/test_random.py -k iterations",
