@@ -678,8 +678,10 @@ class BertModel(BertDims):
         )
         return by_distance if bias is None else bias + mtf.to_float(by_distance)
 
-    def _dropped(self, x: mtf.Tensor, rate: float) -> mtf.Tensor:
-        return mtf.dropout(x, True, rate=rate) if rate else x
+    def _dropped(
+        self, x: mtf.Tensor, rate: float, noise_shape: Optional[mtf.Shape] = None
+    ) -> mtf.Tensor:
+        return mtf.dropout(x, True, rate=rate, noise_shape=noise_shape) if rate else x
 
     def _dense(
         self,
@@ -731,7 +733,10 @@ class BertModel(BertDims):
         if attention_bias is not None:
             logits += mtf.cast(attention_bias, logits.dtype)
         weights = self._dropped(
-            mtf.softmax(logits, self.memory_seq_dim), self.config.attention_probs_dropout_prob
+            mtf.softmax(logits, self.memory_seq_dim),
+            self.config.attention_probs_dropout_prob,
+            # In this order, so that a seed drops the same weights in whatever order logits are.
+            kept + self.memory_seq_dim,
         )
         y = mtf.einsum([weights, value], output_shape=kept + self.size_per_head_dim)
         # Going forward, only this communicates where a layout splits num_heads, over which it sums.

@@ -189,7 +189,9 @@ def dot_product_attention(
     weights = mtf.softmax(biased(logits, mask), memory_dim, extra_logit=extra_logit)
     # Weights that are kept are scaled by 1 / keep_prob and not normalized again: the expectation of
     # each is its softmax.
-    noise_shape = weights.shape - dropout_broadcast_dims  # type: ignore[operator]
+    # In this order, so that the same seed drops the same weights in whatever order logits are.
+    order = mtf.Shape([*query_dims, *(d for d in weights.shape if d not in query_dims)])
+    noise_shape = order - dropout_broadcast_dims  # type: ignore[operator]
     weights = mtf.dropout(weights, is_training, keep_prob=1.0 - dropout, noise_shape=noise_shape)
     return mtf.einsum([weights, v], output_shape=mtf.Shape([*query_dims, v.shape.dims[-1]]))
 

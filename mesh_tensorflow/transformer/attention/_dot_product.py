@@ -395,10 +395,21 @@ def with_dropout(
     dropout_rate: float,
     dropout_broadcast_dims: Optional[Sequence[mtf.Dimension]],
     context: Context,
+    rows: Sequence[mtf.Dimension] = (),
 ) -> mtf.Tensor:
-    """Applies dropout to attention weights, in training or without a Context."""
+    """Applies dropout to attention weights, in training or without a Context.
+
+    Args:
+      weights: a Tensor.
+      dropout_rate: a number.
+      dropout_broadcast_dims: Dimensions along which dropout is shared, or None.
+      context: the Context of this call of the model, or None.
+      rows: dimensions that the noise has before the others, so that the same seed drops the same
+        weights in whatever order these have them.
+    """
     training = context is None or context.train
-    noise_shape = weights.shape - list(dropout_broadcast_dims or [])
+    order = mtf.Shape([*rows, *(d for d in weights.shape if d not in rows)])
+    noise_shape = order - list(dropout_broadcast_dims or [])
     return mtf.dropout(weights, training, keep_prob=1.0 - dropout_rate, noise_shape=noise_shape)
 
 
@@ -510,7 +521,8 @@ def attend(
     weights = mtf.softmax(logits, memory_length_dim, extra_logit=extra_logit)
     # After the softmax, whose sums bfloat16 would round.
     weights = mtf.cast(weights, v.dtype)
-    weights = with_dropout(weights, dropout_rate, dropout_broadcast_dims, context)
+    rows = (q.shape - key_dim).dims
+    weights = with_dropout(weights, dropout_rate, dropout_broadcast_dims, context, rows)
     outputs = mtf.einsum([weights, v], output_shape=q.shape - key_dim + value_dim)
     return outputs if outputs.shape == output_shape else mtf.reshape(outputs, output_shape)
 
