@@ -17,7 +17,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._core.errors import is_whole
 from mesh_tensorflow._mesh.variables import checkpoint_files
-from mesh_tensorflow.layers._attention import logits_shape
+from mesh_tensorflow.layers._attention import dropped, logits_shape
 from mesh_tensorflow.ops._contractions.softmax import normalize
 from mesh_tensorflow.ops._variables.variable import computed_in_float32, widened
 from mesh_tensorflow.optimize._base import weights_of
@@ -678,10 +678,8 @@ class BertModel(BertDims):
         )
         return by_distance if bias is None else bias + mtf.to_float(by_distance)
 
-    def _dropped(
-        self, x: mtf.Tensor, rate: float, noise_shape: Optional[mtf.Shape] = None
-    ) -> mtf.Tensor:
-        return mtf.dropout(x, True, rate=rate, noise_shape=noise_shape) if rate else x
+    def _dropped(self, x: mtf.Tensor, rate: float) -> mtf.Tensor:
+        return mtf.dropout(x, True, rate=rate) if rate else x
 
     def _dense(
         self,
@@ -732,11 +730,11 @@ class BertModel(BertDims):
         )
         if attention_bias is not None:
             logits += mtf.cast(attention_bias, logits.dtype)
-        weights = self._dropped(
+        weights = dropped(
             mtf.softmax(logits, self.memory_seq_dim),
+            kept.dims,
+            True,
             self.config.attention_probs_dropout_prob,
-            # In this order, so that a seed drops the same weights in whatever order logits are.
-            kept + self.memory_seq_dim,
         )
         y = mtf.einsum([weights, value], output_shape=kept + self.size_per_head_dim)
         # Going forward, only this communicates where a layout splits num_heads, over which it sums.

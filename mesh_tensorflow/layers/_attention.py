@@ -72,6 +72,32 @@ def logits_shape(
     return mtf.Shape([*shared, *own, *(d for d in [memory_dim] if d in k)])
 
 
+def dropped(
+    weights: mtf.Tensor,
+    rows: Sequence[mtf.Dimension],
+    training: bool,
+    rate: float,
+    shared: Optional[Sequence[mtf.Dimension]] = None,
+) -> mtf.Tensor:
+    """Applies dropout to attention weights.
+
+    Weights that are kept are scaled by 1 / (1 - rate) and not normalized again: the expectation of
+    each is its softmax.
+
+    Args:
+      weights: a Tensor.
+      rows: dimensions that the noise has before the others, those of the queries: so the same seed
+        drops the same weights in whatever order these have their dimensions.
+      training: whether weights are dropped at all.
+      rate: the share of weights that are dropped, from 0 to less than 1.
+      shared: Dimensions along which one decision holds for all weights, or None.
+    """
+    first = [d for d in rows if d in weights.shape]
+    order = mtf.Shape([*first, *(d for d in weights.shape if d not in first)])
+    noise_shape = order - list(shared or [])
+    return mtf.dropout(weights, training, keep_prob=1.0 - rate, noise_shape=noise_shape)
+
+
 def _check_operands(
     q: mtf.Tensor, k: mtf.Tensor, v: mtf.Tensor, mask: Optional[mtf.Tensor]
 ) -> mtf.Dimension:
@@ -187,12 +213,7 @@ def dot_product_attention(
     shape = logits_shape(q.shape, k.shape, memory_dim, q.shape.dims[-1])
     logits = mtf.einsum([q, k], output_shape=shape)
     weights = mtf.softmax(biased(logits, mask), memory_dim, extra_logit=extra_logit)
-    # Weights that are kept are scaled by 1 / keep_prob and not normalized again: the expectation of
-    # each is its softmax.
-    # In this order, so that the same seed drops the same weights in whatever order logits are.
-    order = mtf.Shape([*query_dims, *(d for d in weights.shape if d not in query_dims)])
-    noise_shape = order - dropout_broadcast_dims  # type: ignore[operator]
-    weights = mtf.dropout(weights, is_training, keep_prob=1.0 - dropout, noise_shape=noise_shape)
+    weights = dropped(weights, query_dims, is_training, dropout, dropout_broadcast_dims)
     return mtf.einsum([weights, v], output_shape=mtf.Shape([*query_dims, v.shape.dims[-1]]))
 
 

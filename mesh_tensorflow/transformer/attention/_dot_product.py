@@ -21,7 +21,7 @@ from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.operation import without_stages
 from mesh_tensorflow._core.shape import single_axes
 from mesh_tensorflow.layers import _masks
-from mesh_tensorflow.layers._attention import logits_shape
+from mesh_tensorflow.layers._attention import dropped, logits_shape
 from mesh_tensorflow.layers._blocked_attention import (
     added_terms,
     attention_and_log_sums,
@@ -390,29 +390,6 @@ def check_operands(
         )
 
 
-def with_dropout(
-    weights: mtf.Tensor,
-    dropout_rate: float,
-    dropout_broadcast_dims: Optional[Sequence[mtf.Dimension]],
-    context: Context,
-    rows: Sequence[mtf.Dimension] = (),
-) -> mtf.Tensor:
-    """Applies dropout to attention weights, in training or without a Context.
-
-    Args:
-      weights: a Tensor.
-      dropout_rate: a number.
-      dropout_broadcast_dims: Dimensions along which dropout is shared, or None.
-      context: the Context of this call of the model, or None.
-      rows: dimensions that the noise has before the others, so that the same seed drops the same
-        weights in whatever order these have them.
-    """
-    training = context is None or context.train
-    order = mtf.Shape([*rows, *(d for d in weights.shape if d not in rows)])
-    noise_shape = order - list(dropout_broadcast_dims or [])
-    return mtf.dropout(weights, training, keep_prob=1.0 - dropout_rate, noise_shape=noise_shape)
-
-
 def _add_z_loss(
     log_z: mtf.Tensor,
     rows_shape: mtf.Shape,
@@ -521,9 +498,10 @@ def attend(
     weights = mtf.softmax(logits, memory_length_dim, extra_logit=extra_logit)
     # After the softmax, whose sums bfloat16 would round.
     weights = mtf.cast(weights, v.dtype)
-    rows = (q.shape - key_dim).dims
-    weights = with_dropout(weights, dropout_rate, dropout_broadcast_dims, context, rows)
-    outputs = mtf.einsum([weights, v], output_shape=q.shape - key_dim + value_dim)
+    rows = q.shape - key_dim
+    training = context is None or context.train
+    weights = dropped(weights, rows.dims, training, dropout_rate, dropout_broadcast_dims)
+    outputs = mtf.einsum([weights, v], output_shape=rows + value_dim)
     return outputs if outputs.shape == output_shape else mtf.reshape(outputs, output_shape)
 
 

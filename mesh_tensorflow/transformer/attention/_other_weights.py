@@ -14,6 +14,7 @@ from mesh_tensorflow import layers
 from mesh_tensorflow._core.errors import check_choice, dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow.layers import _masks
+from mesh_tensorflow.layers._attention import dropped, logits_shape
 from mesh_tensorflow.layers._local_attention import longest_block
 from mesh_tensorflow.layers._masks import ABSENT_LOGIT, HIDDEN_LOGIT
 from mesh_tensorflow.ops._elementwise.binary import select
@@ -21,7 +22,6 @@ from mesh_tensorflow.transformer.attention._dot_product import (
     attention,
     check_operands,
     visibility_mask_to_attention_bias,
-    with_dropout,
 )
 
 if TYPE_CHECKING:
@@ -284,7 +284,9 @@ def hybrid_attention(
     check_operands("hybrid_attention", tensors, memory_length_dim, key_dim, value_dim)
     # Of all pairs and never by blocks: the sums over queries need the logits of all queries at
     # once.
-    logits = layers.us_einsum([q, k], output_shape=q.shape - key_dim + memory_length_dim)
+    logits = layers.us_einsum(
+        [q, k], output_shape=logits_shape(q.shape, k.shape, memory_length_dim, key_dim)
+    )
     logits = _masks.biased(logits, bias)
     mix = mtf.get_variable(
         context.mesh,
@@ -303,8 +305,9 @@ def hybrid_attention(
     twice = _masks.hide(twice, bias)
     twice = mtf.softmax(twice, memory_length_dim, extra_logit=extra_logit)
     weights = usual + (twice - usual) * mix
-    weights = with_dropout(weights, dropout_rate, dropout_broadcast_dims, context)
-    return mtf.einsum([weights, v], output_shape=q.shape - key_dim + value_dim)
+    rows = q.shape - key_dim
+    weights = dropped(weights, rows.dims, context.train, dropout_rate, dropout_broadcast_dims)
+    return mtf.einsum([weights, v], output_shape=rows + value_dim)
 
 
 # -- synthesizers
@@ -535,7 +538,7 @@ def synthetic_attention(
     assert logits is not None
     logits = _masks.biased(logits, bias)
     weights = mtf.softmax(logits, memory_length_dim, extra_logit=extra_logit)
-    weights = with_dropout(weights, dropout_rate, dropout_broadcast_dims, context)
+    weights = dropped(weights, (), context.train, dropout_rate, dropout_broadcast_dims)
     if q is not None:
         output_shape = q.shape - key_dim + value_dim
     else:

@@ -10,7 +10,7 @@ import gin
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.layers import _masks
-from mesh_tensorflow.transformer.attention import _dot_product
+from mesh_tensorflow.layers._attention import dropped
 from mesh_tensorflow.transformer.transformer_layers import _parts
 from mesh_tensorflow.transformer.transformer_layers._enc_dec_attention import (
     RELATIVE_KINDS,
@@ -283,9 +283,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
             self.value_heads_dims,
             made_by("w"),
         )
-        weights = _dot_product.with_dropout(
-            weights, self.dropout_rate, [context.length_dim], context
-        )
+        weights = dropped(weights, (), context.train, self.dropout_rate, [context.length_dim])
         heads = [*self.value_heads_dims, self.value_dim]
         u = mtf.einsum([weights, v], output_shape=mtf.Shape([*positions, *heads]))
         return self.compute_y(context, u)
@@ -470,9 +468,7 @@ class GeneralBilinearSelfAttention(SelfAttention):
         # Queries hold the whole form, x W[h] m: the memory is its own key.
         logits = layers.us_einsum([q, m], output_shape=q.shape - channels + memory_length)
         weights = mtf.softmax(_masks.biased(logits, bias), memory_length)
-        weights = _dot_product.with_dropout(
-            weights, self.dropout_rate, [context.length_dim], context
-        )
+        weights = dropped(weights, (), context.train, self.dropout_rate, [context.length_dim])
         return self.compute_y(context, mtf.einsum([weights, m], output_shape=q.shape))
 
 
