@@ -239,7 +239,8 @@ class Optimizer:
           A list of Assign operations, combined where possible.
 
         Raises:
-          WrongTypeError: a variable is complex, and the rule is one of real numbers.
+          WrongTypeError: a variable is complex, and the rule is one of real numbers; or a Tensor is
+            given in place of a variable.
         """
         assignments: list[mtf.Operation] = []
         if len(grads) != len(variables):
@@ -252,6 +253,12 @@ class Optimizer:
         # Learning rates and slots are no activations.
         with within(_values_now, {}), mtf.precision("float32"):
             for grad, var in zip(grads, variables):
+                if isinstance(var, mtf.Tensor):
+                    raise WrongTypeError(
+                        f"{type(self).__name__}.apply_grads: {var.name} {var.shape} is a Tensor, "
+                        "the value of a variable. Give the Variable itself, which is in "
+                        "graph.trainable_variables"
+                    )
                 if var.master_dtype.is_complex and not self.takes_complex:
                     raise WrongTypeError(
                         f"{type(self).__name__} has a rule for real numbers, and variable "

@@ -174,6 +174,15 @@ def test_an_optimizer_must_say_how(tf_graph):
         optimize.Optimizer().apply_grads(model.grads, model.variables)
 
 
+def test_what_is_updated_are_variables(tf_graph):
+    model = Model()
+    values = [v.value for v in model.variables]
+    with pytest.raises(
+        TypeError, match=r"is a Tensor, the value of a variable\. Give the Variable"
+    ):
+        optimize.SgdOptimizer(0.1).apply_grads(model.grads, values)
+
+
 def test_momentum_moves_by_the_last_velocity(tf_graph):
     """Not by the velocity of this step's gradient, as in the classic."""
     model = Model()
