@@ -358,6 +358,47 @@ def binary_reduction_fn(reduction_fn_string: str) -> Callable:
     return _BINARY_REDUCTIONS[reduction_fn_string]
 
 
+# Kernels of elementwise functions broadcast along so many groups of neighboring dimensions, those
+# counted between which operands are not broadcast.
+_GROUPS = 5
+
+
+def _groups(shapes: Sequence[Sequence[int]]) -> int:
+    """Returns how many groups of dimensions, by which operands have them, a kernel has to tell."""
+    # Of all ranks: dimensions are counted from the last one.
+    dims = itertools.zip_longest(*map(reversed, shapes), fillvalue=1)
+    patterns = [[n > 1 for n in sizes] for sizes in dims if max(sizes) > 1]
+    return sum(1 for _ in itertools.groupby(patterns))
+
+
+def for_kernels(slices: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns slices that are broadcast to each other, repeated where no kernel could do it.
+
+    Dimensions of many names may alternate between two tensors, as a, c, e and a, b, c, d, e, f do.
+
+    Args:
+      slices: tf.Tensors whose shapes can be broadcast to each other.
+    """
+    shapes = [x.shape.as_list() for x in slices]
+    rank = max(map(len, shapes))
+    if rank <= _GROUPS or _groups(shapes) <= _GROUPS:
+        return list(slices)
+    full = [[1] * (rank - len(s)) + s for s in shapes]
+    factors = [[1] * rank for _ in slices]
+    # From the last dimension on: what is broadcast along the first ones is repeated by rows.
+    for d in reversed(range(rank)):
+        size = max(s[d] for s in full)
+        for s, by in zip(full, factors):
+            if s[d] < size:
+                s[d], by[d] = size, size
+        if _groups(full) <= _GROUPS:
+            break
+    return [
+        x if max(by) == 1 else tf.tile(tf.reshape(x, [n // m for n, m in zip(s, by)]), by)
+        for x, s, by in zip(slices, full, factors)
+    ]
+
+
 def broadcast_slice(x: tf.Tensor, old_shape: Shape, new_shape: Shape) -> tf.Tensor:
     """Transposes a slice to the order of `new_shape`, with size 1 for the dimensions that it lacks.
 
@@ -425,7 +466,7 @@ def einsum_slice(
     product = _rows_times_matrices(slices, input_shapes, output_shape)
     if product is not None:
         return product
-    aligned = [broadcast_slice(x, s, full) for x, s in zip(slices, input_shapes)]
+    aligned = for_kernels([broadcast_slice(x, s, full) for x, s in zip(slices, input_shapes)])
     # y[output] = sum over all other dimensions of the product of the inputs.
     product = functools.reduce(tf.multiply, aligned)
     if len(output_shape) == len(full):
@@ -521,8 +562,12 @@ def part_of(axis: int, parts: int, x: tf.Tensor, part: Union[int, tf.Tensor]) ->
 
 def tile_slice(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
     """Broadcasts a slice to `sizes` where it is smaller."""
-    same = x.shape.as_list() == list(sizes)
-    return x if same else tf.broadcast_to(x, constant(list(sizes)))
+    if x.shape.as_list() == list(sizes):
+        return x
+    if _groups([x.shape.as_list(), sizes]) > _GROUPS:
+        aligned = [1] * (len(sizes) - x.shape.ndims) + x.shape.as_list()
+        return tf.tile(tf.reshape(x, aligned), [n // m for n, m in zip(sizes, aligned)])
+    return tf.broadcast_to(x, constant(list(sizes)))
 
 
 def static_arange(begin: int, size: int, stride: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Functions of TensorFlow applied slice by slice: what is a slip."""
+"""Functions of TensorFlow applied slice by slice, and broadcast by names."""
 
 import functools
 
@@ -32,6 +32,51 @@ def test_an_output_shape_of_pairs():
     x = mtf.ones(mtf.Mesh(mtf.Graph(), "mesh"), "a:4,b:6")
     y = mtf.slicewise(lambda t: t[:, :3], [x], output_shape=[("a", 4), ("c", 3)])
     assert y.shape.to_string == "Shape[a=4, c=3]"
+
+
+_EVERY = "abcdefgh"
+
+
+@pytest.mark.parametrize("layout", ["", "a:x", "d:x"])
+@pytest.mark.parametrize("second", ["bdfh", "bh", _EVERY])
+@pytest.mark.parametrize("out", [_EVERY, "hcabgfed"])
+def test_dimensions_alternate_between_operands(second, out, layout):
+    """Kernels of TensorFlow broadcast along five groups of dimensions; names know no such bound."""
+    mesh_impl = PlacementMeshImpl("x:2", layout, ["cpu:0"] * 2)
+    mesh = mtf.Mesh(mtf.Graph(), "mesh", mesh_impl=mesh_impl)
+    out = "".join(d for d in out if d in second or d in "aceg")
+    arrays = [
+        np.random.default_rng(i).normal(size=[2] * len(names)).astype(np.float32)
+        for i, names in enumerate(("aceg", second))
+    ]
+    x, y = (
+        mtf.import_tf_tensor(mesh, array, mtf.Shape([(d, 2) for d in names]))
+        for array, names in zip(arrays, ("aceg", second))
+    )
+    shape = mtf.Shape([(d, 2) for d in out])
+
+    def of(fn, *added):
+        """Returns a NumPy function of the operands, broadcast to the output."""
+        whole = [
+            np.einsum(f"{names},{out}->{out}", a, np.ones([2] * len(out), np.float32))
+            for a, names in zip(arrays, ("aceg", second))
+        ]
+        return fn(*whole, *added)
+
+    both = np.random.default_rng(2).normal(size=[2] * len(out)).astype(np.float32)
+    condition = mtf.import_tf_tensor(mesh, both > 0, shape)
+    for value, right in (
+        (mtf.add(x, y, output_shape=shape), of(np.add)),
+        (mtf.multiply(x, y, output_shape=shape), of(np.multiply)),
+        (mtf.maximum(x, y, output_shape=shape), of(np.maximum)),
+        (mtf.less(x, y, output_shape=shape), of(np.less)),
+        (mtf.where(condition, x, y, output_shape=shape), of(lambda a, b: np.where(both > 0, a, b))),
+        (mtf.broadcast(x, shape), of(lambda a, b: a)),
+    ):
+        np.testing.assert_allclose(value.numpy(), right, rtol=1e-6)
+    [dy] = mtf.gradients([mtf.reduce_sum(mtf.square(mtf.add(x, y, output_shape=shape)))], [y])
+    sums = np.einsum(f"{out}->{second}", of(np.add))
+    np.testing.assert_allclose(dy.numpy(), 2 * sums, rtol=1e-4, atol=1e-5)
 
 
 def _blocks_of_slices(x, b, fx, fy):

@@ -38,7 +38,7 @@ from mesh_tensorflow._mesh.mesh_impl import (
     MeshImpl,
     compatible_lazy_allreduce_sums,
 )
-from mesh_tensorflow._mesh.slice_functions import broadcast_slice, constant, tile_slice
+from mesh_tensorflow._mesh.slice_functions import broadcast_slice, constant, for_kernels, tile_slice
 from mesh_tensorflow.ops._source import import_unchanged, number_in
 
 __all__ = [
@@ -307,7 +307,9 @@ def lower_broadcast(op: Operation, lowering: mtf.Lowering, tf_fn: Callable) -> N
     sizes = lowering.mesh_impl(op).slice_shape(shape)
 
     def apply(*slices: tf.Tensor) -> tf.Tensor:
-        aligned = [broadcast_slice(t, x.shape, shape) for t, x in zip(slices, op.inputs)]
+        aligned = for_kernels(
+            [broadcast_slice(t, x.shape, shape) for t, x in zip(slices, op.inputs)]
+        )
         # Computed once, then repeated along dimensions that only the output has.
         return tile_slice(tf_fn(*aligned), sizes)
 
