@@ -350,12 +350,9 @@ def local_2d_halo_exchange(
     return local_1d_halo_exchange(k, v, num_w_blocks, w_dim, mask_right)
 
 
-def _memory_dim(
-    what: str, x: mtf.Tensor, dim: mtf.Dimension, given: Optional[mtf.Dimension]
-) -> mtf.Dimension:
+def _memory_dim(what: str, x: mtf.Tensor, dim: mtf.Dimension) -> mtf.Dimension:
     """Returns the Dimension that stands for `dim` on the memory side of attention."""
-    # Of a given Dimension the name alone counts: margins will change the size.
-    name = "memory_" + dim.name if given is None else given.name
+    name = "memory_" + dim.name
     if name in x.shape.dimension_names:
         raise ValueError(
             f"{what}: {x.name} {x.shape} has a dimension {name!r}, by which {dims_text([dim])} of "
@@ -393,8 +390,7 @@ def local_self_attention_spatial_blocks(
       kv_channels: a Dimension, the channels of queries, keys and values.
       heads: the Dimension of attention heads.
       is_training: a bool, unused; there is no dropout. It may be left out.
-      memory_w_dim: a Dimension whose name is that of the memory positions, by default
-        "memory_w" for "w"; its size is ignored.
+      memory_w_dim: a Dimension or None, unused: memory positions are "memory_w" for "w".
       mask_right: whether to attend only to the left neighbor, and within the block only to the
         position itself and to earlier ones.
       master_dtype: a dtype.
@@ -405,11 +401,11 @@ def local_self_attention_spatial_blocks(
       A Tensor of the shape of `query_antecedent`.
 
     Raises:
-      ValueError: dimensions are missing, or the name of a memory dimension is taken.
+      ValueError: dimensions are missing, or one has the name of a memory dimension.
     """
     how = (mask_right, kv_channels, heads, is_training, master_dtype, slice_dtype, name)
     what = "local_self_attention_spatial_blocks"
-    return _attend_to_blocks(what, query_antecedent, ["w"], [memory_w_dim], *how)
+    return _attend_to_blocks(what, query_antecedent, ["w"], *how)
 
 
 @trains_if_not_told
@@ -446,10 +442,8 @@ def local_2d_self_attention_spatial_blocks(
       kv_channels: a Dimension, the channels of queries, keys and values.
       heads: the Dimension of attention heads.
       is_training: a bool, unused; there is no dropout. It may be left out.
-      memory_h_dim: a Dimension whose name is that of the memory rows, by default "memory_h" for
-        "h"; its size is ignored.
-      memory_w_dim: a Dimension whose name is that of the memory columns, by default "memory_w"
-        for "w"; its size is ignored.
+      memory_h_dim: a Dimension or None, unused: memory rows are "memory_h" for "h".
+      memory_w_dim: a Dimension or None, unused: memory columns are "memory_w" for "w".
       mask_right: whether to attend only to the blocks above, to the left, and above to the left,
         and to earlier positions of the block; see `attention_bias_local_2d_block`.
       master_dtype: a dtype.
@@ -460,18 +454,17 @@ def local_2d_self_attention_spatial_blocks(
       A Tensor of the shape of `query_antecedent`.
 
     Raises:
-      ValueError: dimensions are missing, or the name of a memory dimension is taken.
+      ValueError: dimensions are missing, or one has the name of a memory dimension.
     """
     how = (mask_right, kv_channels, heads, is_training, master_dtype, slice_dtype, name)
-    what, memory_dims = "local_2d_self_attention_spatial_blocks", [memory_h_dim, memory_w_dim]
-    return _attend_to_blocks(what, query_antecedent, ["h", "w"], memory_dims, *how)
+    what = "local_2d_self_attention_spatial_blocks"
+    return _attend_to_blocks(what, query_antecedent, ["h", "w"], *how)
 
 
 def _attend_to_blocks(
     what: str,
     x: mtf.Tensor,
     names: Sequence[str],
-    memory_dims: Sequence[Optional[mtf.Dimension]],
     mask_right: bool,
     kv_channels: mtf.Dimension,
     heads: mtf.Dimension,
@@ -486,7 +479,6 @@ def _attend_to_blocks(
       what: the name of the layer.
       x: a Tensor with dimensions [batch..., blocks..., positions..., io].
       names: what errors call the dimensions of positions.
-      memory_dims: for each dimension of positions, the one that names it in the memory, or None.
       mask_right: whether later positions and blocks are hidden.
       kv_channels: a Dimension.
       heads: a Dimension.
@@ -500,7 +492,7 @@ def _attend_to_blocks(
         dims = ", ".join([*(f"num_{name}_blocks" for name in names), *names])
         raise ValueError(f"{what}: {x.name} {x.shape} must be [batch..., {dims}, io]")
     blocks, places = x.shape.dims[-2 * n - 1 : -n - 1], x.shape.dims[-n - 1 : -1]
-    memory_places = [_memory_dim(what, x, d, given) for d, given in zip(places, memory_dims)]
+    memory_places = [_memory_dim(what, x, dim) for dim in places]
     with tf.variable_scope(name, default_name="multihead_attention"):
         wq, wk, wv, wo = multihead_attention_vars(
             x.mesh, heads, x.shape.dims[-1], kv_channels, master_dtype, slice_dtype, x.dtype

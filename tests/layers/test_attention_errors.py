@@ -46,8 +46,8 @@ def step(fn, x, k, v):
     return [x, k, v], lambda w, *args: fn(*args, 0, tf.float32, tf.float32)
 
 
-def blocks(fn, x, **kwargs):
-    return [x], lambda w, x: fn(x, KV, HEADS, True, **kwargs)
+def blocks(fn, x):
+    return [x], lambda w, x: fn(x, KV, HEADS, True)
 
 
 X = "b:2,length:8,io:6"
@@ -104,11 +104,9 @@ ERRORS = {
         r"weights .* \[heads, io, kv\]"),
     "blocks": (blocks(BLOCKS, "w:4,io:6"), r"must be \[batch..., num_w_blocks, w, io\]"),
     "blocks_name": (blocks(BLOCKS, "memory_w:2,w:4,io:6"), r"has a dimension 'memory_w'.*w=4"),
-    "blocks_given_name": (blocks(BLOCKS, "n:2,w:4,io:6", memory_w_dim=mtf.Dimension("n", 4)),
-        r"has a dimension 'n'"),
     "blocks_2d": (blocks(BLOCKS_2D, "n:2,h:2,w:2,io:6"), r"num_h_blocks, num_w_blocks, h, w, io\]"),
-    "blocks_2d_name": (blocks(BLOCKS_2D, "m:2,n:2,h:2,w:2,io:6", memory_h_dim=mtf.Dimension("w", 2)),
-        r"has a dimension 'w'"),
+    "blocks_2d_name": (blocks(BLOCKS_2D, "memory_h:2,n:2,h:2,w:2,io:6"),
+        r"has a dimension 'memory_h'.*h=2"),
     "halo": (([X], lambda w, x: layers.local_1d_halo_exchange(x, x, None, KV, True)),
         r"no dimension kv=4"),
     "bias_names": (([], lambda w: layers.attention_bias_local_block(w.mesh, IO, IO)),

@@ -5,6 +5,7 @@ import pytest
 from helpers.layer_runs import dims, run
 
 import mesh_tensorflow as mtf
+import mesh_tensorflow.transformer
 from mesh_tensorflow.testing import harness
 
 KV, HEADS = mtf.Dimension("kv", 4), mtf.Dimension("heads", 4)
@@ -158,3 +159,35 @@ def test_length_of_blocks(window, per_split, block):
         return y
 
     run(build)
+
+
+@pytest.mark.parametrize(
+    "fn, text, at",
+    [
+        (layers.local_self_attention_spatial_blocks, "batch:2,blocks:3,w:4,io:8", {"w": (-2, -3)}),
+        (
+            layers.local_2d_self_attention_spatial_blocks,
+            "batch:2,rows:2,columns:2,h:2,w:2,io:8",
+            {"h": (-3, -5), "w": (-2, -4)},
+        ),
+    ],
+    ids=["1d", "2d"],
+)
+@pytest.mark.parametrize("which", [0, 1, None], ids=["places", "blocks", "other"])
+def test_given_memory_dims_change_nothing(fn, text, at, which):
+    """Tensor2Tensor's image transformers give the dimensions of the blocks themselves."""
+
+    def build(given_dims):
+        def layer(mesh, given):
+            x = given(text)
+            memory = {
+                f"memory_{name}_dim": x.shape.dims[i[which]] if which is not None else KV
+                for name, i in at.items()
+            }
+            return fn(x, KV, HEADS, True, **(memory if given_dims else {}))
+
+        return layer
+
+    [y], _ = run(build(True))
+    [expected], _ = run(build(False))
+    harness.assert_close(y, expected, 1e-6)
