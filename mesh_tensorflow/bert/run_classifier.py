@@ -366,24 +366,23 @@ def convert_single_example(
         # A real label id, since losses of padding are computed and then have the weight 0.
         zeros = [0] * max_seq_length
         return InputFeatures(zeros, list(zeros), list(zeros), 0, is_real_example=False)
-    marks = 3 if example.text_b else 2
-    if max_seq_length <= marks:
-        raise ValueError(
-            f"max_seq_length is {max_seq_length}, but [CLS] and [SEP] take {marks}; make it longer"
-        )
     if example.label is None or example.label not in label_list:
         raise ValueError(
             f"example {example.guid} has the label {example.label!r}, which is none of "
             f"{list(label_list)}"
         )
-    tokens_a, tokens_b = _truncated(
-        tokenizer.tokenize(example.text_a),
-        tokenizer.tokenize(example.text_b) if example.text_b else [],
-        max_seq_length - marks,
-    )
+    tokens_a = tokenizer.tokenize(example.text_a)
+    # As in the classic, a second text without a token (it may be blank) is none, and has no [SEP].
+    tokens_b = tokenizer.tokenize(example.text_b) if example.text_b else []
+    marks = 3 if tokens_b else 2
+    if max_seq_length <= marks:
+        raise ValueError(
+            f"max_seq_length is {max_seq_length}, but [CLS] and [SEP] take {marks}; make it longer"
+        )
+    tokens_a, tokens_b = _truncated(tokens_a, tokens_b, max_seq_length - marks)
     tokens = ["[CLS]", *tokens_a, "[SEP]"]
     segment_ids = [0] * len(tokens)
-    if example.text_b:
+    if tokens_b:
         tokens += [*tokens_b, "[SEP]"]
         segment_ids += [1] * (len(tokens_b) + 1)
     input_ids = tokenizer.convert_tokens_to_ids(tokens)

@@ -92,6 +92,27 @@ def test_only_no_answer_among_the_best(directory, flags):
         run_squad.write_predictions(examples, features, [], 1, 5, True, *paths)
 
 
+@pytest.mark.parametrize(
+    "first, second, length, expected",
+    [
+        ("the cat", " \u200b ", 6, [[2, 4, 5, 3, 0, 0], [1, 1, 1, 1, 0, 0], [0] * 6]),
+        ("the cat", " ", 4, [[2, 4, 5, 3], [1] * 4, [0] * 4]),
+        ("the cat", "cat the", 4, [[2, 4, 3, 0], [1, 1, 1, 0], [0] * 4]),
+        (" ", "cat", 5, [[2, 3, 5, 3, 0], [1, 1, 1, 1, 0], [0, 0, 1, 1, 0]]),
+    ],
+    ids=["blank", "blank_and_full", "truncated_away", "blank_first"],
+)
+def test_a_text_without_tokens(tmp_path, first, second, length, expected):
+    """The numbers are the classic's: only a second text with tokens has a [SEP] and segment 1."""
+    path = tmp_path / "vocab.txt"
+    path.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nthe\ncat\n")
+    example = run_classifier.InputExample("e", first, second, "0")
+    found = run_classifier.convert_single_example(
+        0, example, ["0"], length, tokenization.FullTokenizer(str(path))
+    )
+    assert [found.input_ids, found.input_mask, found.segment_ids] == expected
+
+
 def test_a_vocabulary_in_another_encoding(directory, tmp_path):
     path = tmp_path / "vocab.txt"
     path.write_bytes("[UNK]\ncaf\u00e9\n".encode("latin1"))
