@@ -13,6 +13,7 @@ from mesh_tensorflow.checkpoint import (
 )
 from mesh_tensorflow.estimator import experimental as experimental
 from mesh_tensorflow.estimator import export as export
+from mesh_tensorflow.estimator import inputs as inputs
 from mesh_tensorflow.estimator import tpu as tpu
 from mesh_tensorflow.estimator._estimator import Estimator as Estimator
 from mesh_tensorflow.estimator._estimator import EvalSpec as EvalSpec
@@ -70,7 +71,6 @@ _NOT_HERE = (
     "RegressionHead",
     "add_metrics",
     "classifier_parse_example_spec",
-    "inputs",
     "regressor_parse_example_spec",
 )
 

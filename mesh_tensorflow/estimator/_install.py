@@ -21,7 +21,7 @@ _ROOTS = (
     "tensorflow._api.v2.compat.v1",
     "tensorflow._api.v2.compat.v2",
 )
-_PARTS = ("experimental", "export", "tpu")
+_PARTS = ("experimental", "export", "inputs", "tpu")
 # Modules of the package `tensorflow_estimator`, and of its predecessor
 # `tensorflow.python.estimator`, that programs import; by the part of this package.
 _OLD_PACKAGE = "tensorflow_estimator"
@@ -37,6 +37,8 @@ _OLD_MODULES = {
     "hooks.basic_session_run_hooks": "",
     "hooks.hooks": "experimental",
     "hooks.session_run_hook": "",
+    "inputs.inputs": "inputs",
+    "inputs.numpy_io": "inputs",
     "mode_keys": "",
     "model_fn": "",
     "run_config": "",
