@@ -485,9 +485,9 @@ ERRORS = {
         r"is <lambda>\(x\), but it is called with the mesh and the features x: too many positional",
     ),
     "arguments by name": (
-        lambda: linear.fit(1, model_fn=lambda mesh, x, y: x),
+        lambda: linear.fit(1, model_fn=lambda mesh, x, z: x),
         r"but it is called with the mesh and a dictionary of the features x, y: missing a required "
-        r"argument: 'y'\. Give it these arguments, in this order",
+        r"argument: 'z'\. Give it these arguments, in this order, or by their names",
     ),
     "dtype": (
         _fit_with(data={**linear.DATA, "y": np.array([["a", "b"]] * 12)}),
