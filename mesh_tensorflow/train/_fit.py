@@ -258,7 +258,7 @@ def fit(
     Args:
       model_fn: a function of a Mesh and of the features, as mtf Tensors, in the structure of
         `dims`: `model_fn(mesh, x)`, `model_fn(mesh, x, y)` for a tuple, or `model_fn(mesh,
-        features)` for a dictionary. If it has a parameter `training`, that is whether weights are
+        features)` for a dictionary, or with its features by their names. If it has a parameter `training`, that is whether weights are
         updated. It returns the loss, or a dictionary with "loss" and metrics, or a pair (loss,
         metrics). Each is a scalar, the mean of the batch; a Tensor with one value for each example;
         a pair (sum, weight); or one of mtf.train.metrics. What it assigns, prints by mtf.Print or

@@ -496,6 +496,17 @@ ERRORS = {
 }
 
 
+def test_features_by_their_names():
+    """Of a dictionary, also where a microbatch has parts of them."""
+
+    def named(mesh, y, x, training):
+        return linear.model_fn(mesh, {"x": x, "y": y}, training)
+
+    for options in ({}, {"microbatches": 2}):
+        results = [linear.fit(2, model_fn=f, **options) for f in (linear.model_fn, named)]
+        assert results[0].losses == results[1].losses
+
+
 @pytest.mark.parametrize("case", ERRORS)
 def test_errors_say_what_to_do(case):
     call, text = ERRORS[case]
