@@ -158,7 +158,6 @@ def finetune(
         # So many rows in all: `fit` leaves out of an epoch those that fill no batch.
         steps = max(1, math.ceil(epochs * number / batch_size))
     assert steps is not None
-    rate = _scheduled(learning_rate, schedule, warmup_steps, steps)
 
     defaults: dict[str, Any] = {"optimizer": AdamWOptimizer, "shuffle": True}
     if not _PLACES & options.keys():
@@ -171,7 +170,7 @@ def finetune(
         rows,
         steps,
         dims=dict.fromkeys(rows, f"batch:{batch_size},length:{length}"),
-        learning_rate=rate,
+        learning_rate=_scheduled(learning_rate, schedule, warmup_steps, steps),
         eval_data=eval_rows,
         # A new model has none, and begins as its variables are initialized.
         # Behind a view of both, so that weights are still read one by one.

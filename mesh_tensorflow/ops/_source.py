@@ -483,9 +483,7 @@ def scalar_indices(mesh: Mesh, value: Union[Tensor, int, tf.Tensor]) -> Tensor:
 
 # For functions over a dimension, where other libraries count axes.
 over_a_dimension = explained(
-    dict.fromkeys(
-        ("axis", "dim"), "axes have names; give reduced_dim, a Dimension or a name"
-    )
+    dict.fromkeys(("axis", "dim"), "axes have names; give reduced_dim, a Dimension or a name")
     | dict.fromkeys(("keepdims", "keepdim"), "operations broadcast by name, so that none is kept")
 )
 
