@@ -25,9 +25,8 @@ if _jax.__version_info__ < (0, 8):
 # TensorFlow has imported JAX before this package was imported, XLA has read its level already; the
 # one of Python's loggers, which comes with it, is put back.
 if _os.environ.get("TF_CPP_MIN_LOG_LEVEL") != "0":
-    _level = _jax.config.jax_logging_level
-    for _each in ("ERROR", _level):
-        _jax.config.update("jax_logging_level", _each)
+    for _level in ("ERROR", _jax.config.values["jax_logging_level"]):
+        _jax.config.update("jax_logging_level", _level)
 
 from mesh_tensorflow.pjrt._devices import driving as driving
 from mesh_tensorflow.pjrt._devices import gathered
