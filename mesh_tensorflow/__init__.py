@@ -13,6 +13,8 @@ gc.disable()
 try:
     from mesh_tensorflow import _gin_names as _gin_names  # isort: skip
     from mesh_tensorflow import _pjrt as _pjrt  # isort: skip
+    from mesh_tensorflow._core import errors as _errors  # isort: skip
+    from mesh_tensorflow._core import operation as _operation  # isort: skip
     from mesh_tensorflow import ops as ops  # isort: skip (the order in which the package is built up)
     from mesh_tensorflow import placement_mesh_impl as placement_mesh_impl  # isort: skip
     from mesh_tensorflow import simd_mesh_impl as simd_mesh_impl  # isort: skip
@@ -45,7 +47,18 @@ def __getattr__(name: str) -> object:
         return _pjrt.pjrt()
     if name == "models":  # which most programs do without, since it brings the transformers
         return importlib.import_module("mesh_tensorflow.models")
-    raise AttributeError(f"module 'mesh_tensorflow' has no attribute {name!r}")
+    raise AttributeError(f"module 'mesh_tensorflow' has no attribute {name!r}{_elsewhere(name)}")
+
+
+def _elsewhere(name: str) -> str:
+    """Returns the end of a sentence: where a name is, or what there is in its place."""
+    if name.startswith("_"):  # what Python and tools ask each module for
+        return ""
+    for part in (layers, train, optimize, schedules, signal, debug, visualize, utils):
+        if name in part.__all__:
+            return f". It is {part.__name__.replace('mesh_tensorflow', 'mtf')}.{name}"
+    instead = _operation.written_instead(name, function=True)
+    return instead or _errors.did_you_mean(name, [n for n in globals() if not n.startswith("_")])
 
 
 __version__ = "0.2.0"

@@ -30,6 +30,9 @@ PROGRAMS = {
 def run_command() -> None:
     """Runs the program whose installed command the process is, as `python -m` does."""
     command = os.path.basename(sys.argv[0]).removesuffix(".exe")
+    # As `python -m` does, so that it finds what --model=module:function and the like name.
+    if not getattr(sys.flags, "safe_path", False):  # of Python 3.11
+        sys.path.insert(0, os.getcwd())
     [name] = [name for name, (installed, _) in PROGRAMS.items() if installed == command]
     runpy.run_module(f"mesh_tensorflow.{name}", run_name="__main__", alter_sys=True)
 

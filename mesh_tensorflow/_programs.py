@@ -264,6 +264,23 @@ def _parsed(arguments: Sequence[str], program: str) -> Sequence[str]:
     sys.exit(2)
 
 
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """The help of a command: defaults that say something, and examples as they are."""
+
+    def _get_help_string(self, action: argparse.Action) -> Optional[str]:
+        if action.default is None or action.default is False or action.default in ("", []):
+            return action.help
+        return super()._get_help_string(action)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        fill = super()._fill_text
+        parts = [
+            part if part.lstrip().startswith("python -m") else fill(part, width, indent)
+            for part in text.strip().split("\n\n")
+        ]
+        return "\n\n".join(parts)
+
+
 def parser_of(
     command: str, description: str, epilog: Optional[str] = None
 ) -> argparse.ArgumentParser:
@@ -275,7 +292,7 @@ def parser_of(
       epilog: what comes after the flags, such as examples.
     """
     return argparse.ArgumentParser(
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=_Help,
         prog=f"python -m mesh_tensorflow.{command}",
         description=description,
         epilog=epilog,

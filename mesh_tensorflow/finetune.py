@@ -3,8 +3,7 @@ r"""Fine-tunes a language model of a Hugging Face folder on texts, split over a 
 python -m mesh_tensorflow.finetune --model=SmolLM2-135M --train_file=train.jsonl --epochs=3 \
         --lora=q,v:8 --output=tuned
 python -m mesh_tensorflow.finetune --model=SmolLM2-135M --train_file=train.jsonl --steps=1000 \
-        --mesh_shape="rows:2,cols:2" --layout="batch:rows,d_ff:cols,heads:cols?" --zero=3 \
-        --zero_axis=rows --directory=checkpoints --output=tuned
+        --ways=zero3:2,tensor:2 --directory=checkpoints --output=tuned
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Optional
 
-from mesh_tensorflow import models, schedules
+from mesh_tensorflow import models
 from mesh_tensorflow._huggingface import has_model
 from mesh_tensorflow._mesh.variables.checkpoint_files import check_writable
 from mesh_tensorflow._processes.processes import processes
@@ -29,6 +28,8 @@ _TRAINING: _flags.Arguments = {
     "length": (int, 512, "ids of a row"),
     "batch_size": (int, 8, "rows of a batch"),
     "learning_rate": (float, 1e-4, "of AdamW, at its largest"),
+    "schedule": (str, None, "linear or cosine: the rate falls to 0 at the last step"),
+    "warmup_steps": (int, 0, "steps in which the rate rises from 0"),
     "clip_norm": (float, 1.0, "gradients above this norm are scaled down to it"),
     "microbatches": (int, 1, "parts of a batch that are computed one after another"),
     "lora": (str, None, 'low-rank adapters, such as "q,v:8", or a folder of some to go on with'),
@@ -64,7 +65,6 @@ def _options(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
     parser.add_argument("--exact_match", action="store_true", help="continue prompts of eval_file")
     parser.add_argument("--no_pack", action="store_true", help="each row has one example")
     parser.add_argument("--recompute", action="store_true", help="store no activations of layers")
-    parser.add_argument("--warmup_steps", type=int, default=0, help="steps of a rising rate")
     _flags.add_arguments(parser, {**_PIPELINE, **_TRAINING})
     options = parser.parse_args(arguments)
     if not options.output and not options.save_adapters:
@@ -91,9 +91,6 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     options = _options(arguments)
     training = {name: getattr(options, name) for name in _TRAINING}
     model = _flags.opened(options, **{name: getattr(options, name) for name in _PIPELINE})
-    if options.warmup_steps:
-        rate = training.pop("learning_rate")
-        training["learning_rate"] = schedules.linear_warmup(rate, options.warmup_steps)
     result = models.finetune(
         model,
         options.train_file,

@@ -2,7 +2,7 @@ r"""Continues texts by a language model of a Hugging Face folder, split over a m
 
 python -m mesh_tensorflow.generate --model=SmolLM2-135M --prompt="Once upon a time"
 python -m mesh_tensorflow.generate --model=SmolLM2-135M --chat --temperature=0.7 --top_p=0.9 \
-        --mesh_shape="all:4" --layout="vocab:all,d_ff:all,heads:all?"
+        --ways=tensor:4
 """
 
 from __future__ import annotations

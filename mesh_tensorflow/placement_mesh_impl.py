@@ -62,6 +62,7 @@ from mesh_tensorflow._mesh.variables.storage import SliceVariables
 
 if TYPE_CHECKING:
     from mesh_tensorflow.ops._variables.variable import Variable
+from mesh_tensorflow._quiet import not_advised
 
 __all__ = [
     "PlacementMeshImpl",
@@ -786,7 +787,7 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
             return super().Print(x, data, message, **kwargs)
         x = x.to_laid_out_tensor()
         shown = [d.to_laid_out_tensor().tensor_list[0] for d in data]
-        with tf.device(self._devices[0]):
+        with tf.device(self._devices[0]), not_advised():
             first = tf.Print(x.tensor_list[0], shown, message, **kwargs)
         # For all that share the slice: what others compute of it would not run the print otherwise.
         return PlacedTensor([first if t is x.tensor_list[0] else t for t in x.tensor_list])

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tensorflow.tpu.experimental import DeviceAssignment
 
     from mesh_tensorflow.ops import Variable
+from mesh_tensorflow._quiet import not_advised
 
 __all__ = [
     "HierarchicalTiling",
@@ -381,16 +382,14 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
             return super().Print(x, data, message, **kwargs)
         x = x.to_laid_out_tensor().one_slice
         shown = [d.to_laid_out_tensor().one_slice for d in data]
-        return SimdTensor(
-            [
-                tf.cond(
-                    # One line for the program, not one for each processor.
-                    tf.equal(self.pnum_tensor, 0),
-                    lambda: tf.Print(x, shown, message, **kwargs),
-                    lambda: tf.identity(x),
-                )
-            ]
-        )
+        with not_advised():
+            y = tf.cond(
+                # One line for the program, not one for each processor.
+                tf.equal(self.pnum_tensor, 0),
+                lambda: tf.Print(x, shown, message, **kwargs),
+                lambda: tf.identity(x),
+            )
+        return SimdTensor([y])
 
     def random(self, shape: Shape, tf_fn: Callable, kwargs: dict[str, Any]) -> SimdTensor:
         """Returns a laid-out random tensor; its value depends on the seed, not on the layout.

@@ -65,6 +65,46 @@ _INSTEAD = {
     "unsqueeze": "mtf.reshape(x, new_shape); operations broadcast by name, without it",
     "view": "mtf.reshape(x, new_shape)",
 }
+# What other libraries have as functions, too: those above, and these.
+_FUNCTIONS_INSTEAD = {
+    "Adam": "mtf.optimize.AdamWOptimizer(learning_rate)",
+    "arange": "mtf.range(mesh, dim, dtype)",
+    "array": "mtf.import_tf_tensor(mesh, array, shape)",
+    "asarray": "mtf.import_tf_tensor(mesh, array, shape)",
+    "bfloat16": "tf.bfloat16",
+    "bmm": "mtf.einsum([x, y], output_shape=shape)",
+    "cat": "mtf.concat(xs, dim_name)",
+    "clamp": "mtf.minimum(mtf.maximum(x, low), high)",
+    "clip": "mtf.minimum(mtf.maximum(x, low), high)",
+    "clip_by_value": "mtf.minimum(mtf.maximum(x, low), high)",
+    "concatenate": "mtf.concat(xs, dim_name)",
+    "convert_to_tensor": "mtf.import_tf_tensor(mesh, array, shape)",
+    "cross_entropy": "mtf.layers.softmax_cross_entropy_with_logits(logits, targets, vocab_dim)",
+    "dot": "mtf.einsum([x, y], output_shape=shape)",
+    "expand_dims": "mtf.reshape(x, new_shape); operations broadcast by name, without it",
+    "eye": "mtf.one_hot(mtf.range(mesh, rows, tf.int32), columns)",
+    "float32": "tf.float32",
+    "full": "mtf.constant(mesh, value, shape)",
+    "grad": "mtf.gradients([loss], xs)",
+    "int32": "tf.int32",
+    "jit": "@mtf.function",
+    "nn": "mtf.relu, mtf.softmax, ...; layers are in mtf.layers",
+    "randn": "mtf.random_normal(mesh, shape)",
+    "random": "mtf.random_normal(mesh, shape) or mtf.random_uniform(mesh, shape)",
+    "tensor": "mtf.import_tf_tensor(mesh, array, shape)",
+    "tensordot": "mtf.einsum([x, y], output_shape=shape)",
+}
+
+
+def written_instead(name: str, function: bool = False) -> str:
+    """Returns the end of a sentence: what does here what a name does in other libraries.
+
+    Args:
+      name: of an attribute of their tensors.
+      function: whether it is one of their functions.
+    """
+    known = {**_INSTEAD, **_FUNCTIONS_INSTEAD} if function else _INSTEAD
+    return f". Write {known[name]}" if name in known else ""
 
 
 class Tensor:
@@ -170,9 +210,7 @@ class Tensor:
     def __getattr__(self, name: str) -> NoReturn:
         # Nothing of `self` is read here: copy and pickle ask a Tensor that has no attributes yet,
         # and this would call itself without end.
-        instead = _INSTEAD.get(name)
-        mend = "" if instead is None else f". Write {instead}"
-        raise AttributeError(f"a mtf.Tensor has no attribute {name!r}{mend}")
+        raise AttributeError(f"a mtf.Tensor has no attribute {name!r}{written_instead(name)}")
 
     if TYPE_CHECKING:
         # Defined by mesh_tensorflow._lowering.
@@ -671,6 +709,13 @@ class Operation(metaclass=_LeavesNothingBehind):
                     "and cannot be used outside; return it from that function"
                 )
         if mesh is None and any(x.mesh is not inputs[0].mesh for x in inputs):
+            if len({x.mesh.name for x in inputs}) == 1:
+                raise ValueError(
+                    f"{what}: inputs must be on one mesh, and those of "
+                    f"{', '.join(x.name for x in inputs)} are different Mesh objects of one name, "
+                    f"{inputs[0].mesh.name!r}. Make one mtf.Graph and one mtf.Mesh for a program, "
+                    "such as that of another Tensor, x.mesh"
+                )
             raise ValueError(
                 f"{what}: inputs must be on one mesh: "
                 f"{', '.join(f'{x.name} is on {x.mesh.name!r}' for x in inputs)}. An operation of "

@@ -359,6 +359,7 @@ class Shape:
 
 
 # A Shape, or what converts to one.
+DimensionLike = Union[Dimension, str]  # of a Tensor, by its name
 ShapeLike = Union[Shape, str, Iterable[Union[Dimension, tuple[str, int]]]]
 
 

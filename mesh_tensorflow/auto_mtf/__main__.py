@@ -75,7 +75,7 @@ def _options(argv: Optional[Sequence[str]]) -> argparse.Namespace:
         "--objective", default="time", choices=["time", "memory"], help="what to minimize"
     )
     parser.add_argument("--memory_limit_bytes", type=float, help="of one processor")
-    parser.add_argument("--hardware", help="name or file of a profile (default: tpu_v3)")
+    parser.add_argument("--hardware", help="name or file of a profile; tpu_v3 if none")
     parser.add_argument("--alternatives", type=int, default=4, help="other layouts to show")
     parser.add_argument(
         "--max_mesh_shape_dimensions",

@@ -15,7 +15,12 @@ from mesh_tensorflow.auto_mtf import layout_optimizer, memory_estimator
 from mesh_tensorflow.auto_mtf._space import layout_text, stored_layouts
 from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile
 from mesh_tensorflow.auto_mtf.profiles import Profile, estimator_for
-from mesh_tensorflow.auto_mtf.step_time import MemoryLimitError, ProgramParts, fastest
+from mesh_tensorflow.auto_mtf.step_time import (
+    MemoryLimitError,
+    ProgramParts,
+    check_memory_limit,
+    fastest,
+)
 
 __all__ = ["all_mesh_shapes", "layout", "layout_and_mesh_shape", "layout_and_stored_layout"]
 
@@ -169,8 +174,7 @@ def _best(
 ) -> tuple[LayoutRules, Shape, Optional[StoredLayout]]:
     """Returns the best layout on the best of some meshes; of equally good ones, the first."""
     check_choice("layout", "objective", objective, _OBJECTIVES)
-    if limit is not None and not limit > 0:
-        raise ValueError(f"memory_limit_bytes={limit} must be more than 0, or None")
+    check_memory_limit(limit)
     if profile and objective != "time":
         raise ValueError(
             f"objective {objective!r} has no use for a profile, which is of times: leave it out, "

@@ -34,6 +34,7 @@ from mesh_tensorflow.auto_mtf.step_time import (
     ProgramParts,
     Seconds,
     StepEstimator,
+    check_memory_limit,
     fastest,
 )
 from mesh_tensorflow.layers import PipelineSchedule
@@ -398,8 +399,7 @@ def plan(
         how much it misses.
       auto_mtf.layout_optimizer.SolverError: the solver did not find an optimum.
     """
-    if memory_limit_bytes is not None and not memory_limit_bytes > 0:
-        raise ValueError(f"memory_limit_bytes={memory_limit_bytes} must be more than 0, or None")
+    check_memory_limit(memory_limit_bytes)
     if not within >= 1:
         raise ValueError(f"within={within} must be 1 or more: a multiple of the best plan's time")
     if mesh_shapes is None:

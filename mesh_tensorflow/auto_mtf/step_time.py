@@ -10,7 +10,7 @@ import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
-from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.errors import dims_text, is_real
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.layout import UNEVEN, LayoutRules, StoredLayout, joined_names
 from mesh_tensorflow._core.operation import Operation, Tensor, needed_operations
@@ -62,6 +62,17 @@ _HINTS = {
     "updates": "more processors; an optimizer that computes less at once",
     "loop tape": "fewer iterations of the loop, or smaller loop variables",
 }
+
+
+def check_memory_limit(memory_limit_bytes: Optional[float]) -> None:
+    """Raises ValueError for a limit of memory that is no number above 0, nor None."""
+    if memory_limit_bytes is not None and not (
+        is_real(memory_limit_bytes) and memory_limit_bytes > 0
+    ):
+        raise ValueError(
+            f"memory_limit_bytes={memory_limit_bytes!r} must be a number of bytes, more than 0, "
+            "such as 15e9, or None"
+        )
 
 
 class MemoryLimitError(ValueError):
@@ -386,6 +397,7 @@ class StepEstimator:
 
     def fastest(self, memory_limit_bytes: Optional[float] = None) -> Iterator[Estimate]:
         """Yields all layouts, fastest first; see `best`."""
+        check_memory_limit(memory_limit_bytes)
         searches = [self._search(e, memory_limit_bytes) for e in (self, *self._apart)]
         none = True
         for estimate in heapq.merge(*searches, key=lambda e: e.seconds.total):

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
+from mesh_tensorflow import schedules
 from mesh_tensorflow._calls import names_taken
 from mesh_tensorflow._core.errors import check_flag, check_whole, explained, is_real
 from mesh_tensorflow._core.layout import convert_to_layout_rules
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 Path = Union[str, "os.PathLike[str]"]
 _RATE = 1e-4
+_FALLS = {"linear": schedules.linear_decay, "cosine": schedules.cosine}
 # Arguments of `fit` that say where it trains; without them, on the mesh of the model.
 _PLACES = {"mesh_shape", "layout", "devices", "simd", "mesh_impl", "zero", "zero_axis", "uneven"}
 _GIVEN = {"model_fn", "data", "eval_data", "dims", "init_checkpoint"}  # by `finetune` itself
@@ -54,6 +56,8 @@ _ELSEWHERE = {
     "num_train_epochs": _EPOCHS,
     "max_steps": "give steps, the number of steps, those of earlier runs included",
     "lr": "give learning_rate",
+    "lr_scheduler_type": "give schedule, such as 'cosine'",
+    "warmup_ratio": "give warmup_steps, a number of steps",
     "packing": "give pack",
     "output_dir": "give directory, for checkpoints; model.save_pretrained writes the tuned model",
 }
@@ -77,6 +81,8 @@ def finetune(
     recompute: bool = False,
     balance: Optional[float] = None,
     learning_rate: Any = _RATE,
+    schedule: Optional[str] = None,
+    warmup_steps: int = 0,
     **options: Any,
 ) -> Result:
     """Trains a language model on examples, on its own mesh, and gives it what it has learned.
@@ -104,6 +110,9 @@ def finetune(
       recompute: whether the activations of layers are computed again for gradients, not stored.
       balance: what the loss that balances experts is multiplied by; see `LanguageModel.loss`.
       learning_rate: a number, or a function of the step.
+      schedule: how the rate falls from `learning_rate` to 0 at the last step: "linear" or "cosine";
+        None for a rate that stays.
+      warmup_steps: the steps in which the rate rises from 0 to `learning_rate`.
       **options: further arguments of `mtf.train.fit`, such as `directory`, to save checkpoints and
         go on from them, `optimizer` (AdamW by default), `precision`, `microbatches`, `eval_every`
         and `callbacks`; and `zero`, `mesh_shape` and the like to train on another mesh.
@@ -117,6 +126,7 @@ def finetune(
       ValueError: there are no examples, or an argument does not fit the model or another one.
     """
     _check(model, lora, batch_size, steps, epochs)
+    _check_schedule(learning_rate, schedule, warmup_steps)
     for name, flag in (("exact_match", exact_match), ("recompute", recompute)):
         check_flag("finetune", name, flag)
     if eval_examples is not None and not isinstance(eval_examples, (str, os.PathLike)):
@@ -160,7 +170,7 @@ def finetune(
         rows,
         steps,
         dims=dict.fromkeys(rows, f"batch:{batch_size},length:{length}"),
-        learning_rate=learning_rate,
+        learning_rate=_scheduled(learning_rate, schedule, warmup_steps, steps),
         eval_data=eval_rows,
         # A new model has none, and begins as its variables are initialized.
         # Behind a view of both, so that weights are still read one by one.
@@ -201,6 +211,28 @@ def _check(
         raise ValueError("finetune: give steps or epochs, one of them")
     if epochs is not None and not (is_real(epochs) and 0 < epochs < math.inf):
         raise ValueError(f"finetune: epochs={epochs!r} must be a number above 0")
+
+
+def _check_schedule(rate: Any, schedule: Optional[str], warmup_steps: int) -> None:
+    """Raises ValueError for a schedule that is not known, or of a rate that has one already."""
+    if schedule is not None and schedule not in _FALLS:
+        known = " or ".join(map(repr, _FALLS))
+        raise ValueError(
+            f"finetune: schedule={schedule!r} is not known; give {known}, or None for a rate that "
+            "stays; learning_rate takes any function of the step"
+        )
+    if (schedule is not None or warmup_steps) and not is_real(rate):
+        raise ValueError(
+            f"finetune: schedule and warmup_steps are for a learning_rate that is a number, and "
+            f"it is {rate!r}"
+        )
+
+
+def _scheduled(rate: Any, schedule: Optional[str], warmup_steps: int, steps: int) -> Any:
+    """Returns the learning rate of a training of so many steps."""
+    if schedule is not None:
+        return _FALLS[schedule](rate, steps, warmup_steps)
+    return schedules.linear_warmup(rate, warmup_steps) if warmup_steps else rate
 
 
 def _checked_questions(model: LanguageModel, examples: Examples) -> int:

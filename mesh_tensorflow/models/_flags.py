@@ -22,15 +22,19 @@ def parser_of(command: str, description: str) -> argparse.ArgumentParser:
     """
     parser = _programs.parser_of(command, description)
     parser.add_argument("--model", required=True, help="the folder, or the .gguf file")
-    parser.add_argument("--mesh_shape", default="all:1", help='such as "rows:2,cols:4"')
-    parser.add_argument("--layout", default="", help='such as "batch:rows,d_ff:cols,vocab:cols"')
+    parser.add_argument("--mesh_shape", help='such as "rows:2,cols:4"; one processor if not given')
+    parser.add_argument("--layout", help='such as "batch:rows,d_ff:cols,vocab:cols"')
+    parser.add_argument(
+        "--ways",
+        help='in place of these two, names such as "data:2,tensor:2" or "zero3:4"; others are '
+        f"{', '.join(models.layouts.WAYS)}",
+    )
     parser.add_argument("--zero", type=int, help="stage of ZeRO: 3 stores weights in parts")
     parser.add_argument("--zero_axis", help="the mesh dimension of ZeRO")
     text = "simd runs one program on each processor; pjrt computes on devices of JAX"
     parser.add_argument("--mesh_impl", choices=MESH_IMPLS, default="placement", help=text)
-    parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights"
-    )
+    text = "of the weights; those that are trained have masters in float32"
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help=text)
     return parser
 
 
@@ -55,15 +59,20 @@ def opened(options: argparse.Namespace, **further: Any) -> models.LanguageModel:
     Raises:
       ValueError: there is none, or it is an encoder.
     """
+    place = {name: getattr(options, name) for name in ("mesh_shape", "layout", "zero", "zero_axis")}
+    given = {name: value for name, value in place.items() if value is not None}
+    if options.ways is not None:
+        if given:
+            raise ValueError(
+                f"--ways={options.ways} says what {', '.join('--' + n for n in given)} would; "
+                "give one or the other"
+            )
+        given = models.layouts.of(options.model, options.ways)
     model = models.from_pretrained(
         options.model,
-        mesh_shape=options.mesh_shape,
-        layout=options.layout,
-        zero=options.zero,
-        zero_axis=options.zero_axis,
         dtype=options.dtype,
         mesh_impl=options.mesh_impl,
-        **further,
+        **{"mesh_shape": "all:1", "layout": "", **given, **further},
     )
     if not isinstance(model, models.LanguageModel):
         raise ValueError(

@@ -10,11 +10,12 @@ import tensorflow.compat.v1 as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
 import mesh_tensorflow.ops as mtf
-from mesh_tensorflow._core.errors import WrongTypeError, dims_text
+from mesh_tensorflow._core.errors import WrongTypeError, did_you_mean, dims_text, explained
 from mesh_tensorflow._core.graph import Mesh, leaves_no_node
 from mesh_tensorflow._core.operation import ArrayLike, LaidOutLike, Operation, Tensor, check_tensors
 from mesh_tensorflow._core.shape import (
     Dimension,
+    DimensionLike,
     Shape,
     ShapeLike,
     anonymous_shape,
@@ -480,12 +481,19 @@ def scalar_indices(mesh: Mesh, value: Union[Tensor, int, tf.Tensor]) -> Tensor:
     return value if isinstance(value, Tensor) else constant(mesh, value, dtype=tf.int32)
 
 
-def check_dimension(what: str, x: Tensor, dim: Dimension) -> None:
-    """Checks that `x` has dimension `dim`.
+# For functions over a dimension, where other libraries count axes.
+over_a_dimension = explained(
+    dict.fromkeys(("axis", "dim"), "axes have names; give reduced_dim, a Dimension or a name")
+    | dict.fromkeys(("keepdims", "keepdim"), "operations broadcast by name, so that none is kept")
+)
+
+
+def check_dimension(what: str, x: Tensor, dim: DimensionLike) -> Dimension:
+    """Checks that `x` has dimension `dim`, and returns it.
 
     Raises:
       ValueError: it does not.
-      WrongTypeError: `x` is not a Tensor, or `dim` is not a Dimension.
+      WrongTypeError: `x` is not a Tensor, or `dim` is neither a Dimension nor a name.
     """
     dim = given_dimension(what, x, dim)
     if dim not in x.shape:
@@ -493,19 +501,28 @@ def check_dimension(what: str, x: Tensor, dim: Dimension) -> None:
             f"{what}: {x.name} {x.shape} has no dimension {dims_text([dim])}; "
             "both the name and the size must agree"
         )
+    return dim
 
 
-def given_dimension(what: str, x: Tensor, dim: Dimension) -> Dimension:
-    """Returns `dim` as a Dimension, whether `x` has it or not.
+def given_dimension(what: str, x: Tensor, dim: DimensionLike) -> Dimension:
+    """Returns `dim` as a Dimension, whether `x` has it or not; that of `x` of a name.
 
     Raises:
-      WrongTypeError: `x` is not a Tensor, or `dim` is not a Dimension.
+      ValueError: it is a name, and `x` has no dimension of that name.
+      WrongTypeError: `x` is not a Tensor, or `dim` is neither a Dimension nor a name.
     """
     check_tensors(what, [x])
+    if isinstance(dim, str):
+        names = [d.name for d in x.shape]
+        if dim not in names:
+            raise ValueError(
+                f"{what}: {x.name} {x.shape} has no dimension {dim!r}{did_you_mean(dim, names)}"
+            )
+        return x.shape.get_dim_by_name(dim)
     # A Dimension is a tuple, and a plain pair of a name and a size may stand for one.
     if not isinstance(dim, tuple):
         raise WrongTypeError(
-            f"{what}: {dim!r} is no mtf.Dimension; {x.name} has {x.shape}, of which "
-            "x.shape.get_dim_by_name(name) returns one"
+            f"{what}: {dim!r} is neither the name of a dimension nor an mtf.Dimension; {x.name} "
+            f"has {x.shape}"
         )
     return Dimension(*dim)

@@ -5,6 +5,8 @@ implementations: it builds and lowers mtf programs, keeps their variables, and r
 partitioner splits the program over the devices, by the layout.
 """
 
+import os as _os
+
 try:
     import jax as _jax
 except ImportError as e:
@@ -18,6 +20,13 @@ if _jax.__version_info__ < (0, 8):
         'pip install "jax>=0.8", or as JAX says for your accelerator. That needs Python 3.11 and '
         "TensorFlow 2.19, or newer ones"
     )
+
+# Or XLA would warn at each compilation that GSPMD partitions the program, which is meant. If
+# TensorFlow has imported JAX before this package was imported, XLA has read its level already; the
+# one of Python's loggers, which comes with it, is put back.
+if _os.environ.get("TF_CPP_MIN_LOG_LEVEL") != "0":
+    for _level in ("ERROR", _jax.config.values["jax_logging_level"]):
+        _jax.config.update("jax_logging_level", _level)
 
 from mesh_tensorflow.pjrt._devices import driving as driving
 from mesh_tensorflow.pjrt._devices import gathered

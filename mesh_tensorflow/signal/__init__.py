@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -324,7 +324,10 @@ def _shifted(what: str, x: Tensor, dims: _Dims, sign: int) -> Tensor:
     check_tensors(what, [x])
     if dims is None:
         dims = x.shape.dims
-    for d in [dims] if isinstance(dims, Dimension) else dims:
+    # A Dimension is a tuple as well.
+    several = isinstance(dims, (list, tuple)) and not isinstance(dims, Dimension)
+    given: Any = dims if several else [dims]
+    for d in given:
         d = given_dimension(what, x, d)
         # Of odd sizes one half has an element more.
         offset = d.size // 2 if sign > 0 else -(d.size // 2)

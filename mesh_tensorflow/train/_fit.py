@@ -258,14 +258,14 @@ def fit(
     Args:
       model_fn: a function of a Mesh and of the features, as mtf Tensors, in the structure of
         `dims`: `model_fn(mesh, x)`, `model_fn(mesh, x, y)` for a tuple, or `model_fn(mesh,
-        features)` for a dictionary. If it has a parameter `training`, that is whether weights are
-        updated. It returns the loss, or a dictionary with "loss" and metrics, or a pair (loss,
-        metrics). Each is a scalar, the mean of the batch; a Tensor with one value for each example;
-        a pair (sum, weight); or one of mtf.train.metrics. What it assigns, prints by mtf.Print or
-        records by mtf.scalar_summary is part of each step, also the updates of layers such as
-        batch_norm; evaluations assign nothing. Without an optimizer, it is a step function: an
-        @mtf.function of the features, as tf.Tensors, that trains and returns the loss, or a
-        dictionary with "loss" and metrics, as tf scalars.
+        features)` for a dictionary, or with its features by their names. If it has a parameter
+        `training`, that is whether weights are updated. It returns the loss, or a dictionary with
+        "loss" and metrics, or a pair (loss, metrics). Each is a scalar, the mean of the batch; a
+        Tensor with one value for each example; a pair (sum, weight); or one of mtf.train.metrics.
+        What it assigns, prints by mtf.Print or records by mtf.scalar_summary is part of each step,
+        also the updates of layers such as batch_norm; evaluations assign nothing. Without an
+        optimizer, it is a step function: an @mtf.function of the features, as tf.Tensors, that
+        trains and returns the loss, or a dictionary with "loss" and metrics, as tf scalars.
       data: a tf.data.Dataset, of examples or of batches; NumPy arrays, one, or a tuple or a
         dictionary of them, with the examples along the first axis; a Hugging Face dataset, or the
         path of one on disk; an iterable of examples or batches; or a function without arguments

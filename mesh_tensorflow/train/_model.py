@@ -63,11 +63,14 @@ def call_model(
 ) -> Any:
     """Calls a model function; `training` is passed if it has a parameter of that name.
 
+    A dictionary of features is one argument; or they are arguments by their names, if the function
+    takes as many.
+
     Args:
       model_fn: the function.
       mesh: its first argument.
       arguments: its further arguments.
-      names: the names of the features that these are, for the error.
+      names: the names of the features that these are.
       training: whether weights are updated.
 
     Raises:
@@ -75,17 +78,26 @@ def call_model(
     """
     signature = inspect.signature(model_fn)
     named = {"training": training} if "training" in names_taken(model_fn) else {}
-    try:
-        signature.bind(mesh, *arguments, **named)
-    except TypeError as e:
+    # As they are, and a dictionary's by their names.
+    calls: list[tuple[tuple, dict[str, Any]]] = [(arguments, named)]
+    if len(arguments) == 1 and isinstance(arguments[0], Mapping):
+        calls.append(((), {**arguments[0], **named}))
+    mistakes = []
+    for positional, by_name in calls:
         # Asked before the call, since an error of this type may also come from within.
-        name = getattr(model_fn, "__name__", type(model_fn).__name__)
-        form = "a dictionary of " if any(isinstance(x, Mapping) for x in arguments) else ""
-        raise ValueError(
-            f"fit: the model function is {name}{signature}, but it is called with the mesh and "
-            f"{form}the features {', '.join(names)}: {e}. Give it these arguments, in this order"
-        ) from None
-    return model_fn(mesh, *arguments, **named)
+        try:
+            signature.bind(mesh, *positional, **by_name)
+        except TypeError as e:
+            mistakes.append(e)
+            continue
+        return model_fn(mesh, *positional, **by_name)
+    name = getattr(model_fn, "__name__", type(model_fn).__name__)
+    form, either = ("a dictionary of ", ", or by their names") if len(calls) > 1 else ("", "")
+    raise ValueError(
+        f"fit: the model function is {name}{signature}, but it is called with the mesh and "
+        f"{form}the features {', '.join(names)}: {mistakes[0]}. Give it these arguments, in this "
+        f"order{either}"
+    ) from None
 
 
 def outputs_of(returned: Any, batch_dim: Optional[mtf.Dimension]) -> dict[str, Output]:
@@ -137,6 +149,9 @@ def _output(name: str, value: Any, batch_dim: Optional[mtf.Dimension]) -> Output
             "one of mtf.train.metrics"
         )
     # A sum and its weight are of the whole batch, and have no dimensions.
+    pair = ""
+    if len(parts) == 2:
+        pair = ". A pair is (sum, weight), two scalars; metrics are in a dictionary, with 'loss'"
     allowed = [[]] if len(parts) == 2 or batch_dim is None else [[], [batch_dim]]
     for part in parts:
         if part.shape.dims not in allowed:
@@ -144,6 +159,7 @@ def _output(name: str, value: Any, batch_dim: Optional[mtf.Dimension]) -> Output
             raise ValueError(
                 f"fit: {name} of the model function has the dimensions [{dims_text(part.shape)}], "
                 f"but a loss or metric is a scalar{also}. Take mtf.reduce_mean of it"
+                f"{pair}"
             )
     return Output(*parts)
 

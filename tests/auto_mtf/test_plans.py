@@ -176,7 +176,7 @@ def test_what_cannot_be_built(tf_graph):
     [
         ({"processors": 0}, "num_machines=0 and max_mesh_shape_dimensions=2 must be 1 or more"),
         ({"mesh_shapes": ["a:4,b:2"]}, "mesh shape a=4, b=2 has 8 processors, but there are 2"),
-        ({"memory_limit_bytes": 0}, "memory_limit_bytes=0 must be more than 0, or None"),
+        ({"memory_limit_bytes": 0}, "memory_limit_bytes=0 must be a number of bytes, more than 0"),
         ({"within": 0.5}, "within=0.5 must be 1 or more"),
         (
             {"candidates": [Choice(attention="wide")]},

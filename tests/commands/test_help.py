@@ -122,6 +122,20 @@ def test_installed_commands(tmp_path):
     assert code == 2 and "must be at least 1, got 0" in err
     (tmp_path / "one.py").write_text("print('one of them')")
     assert run(script, "--processes=1", tmp_path / "one.py") == (0, "one of them\n", "")
+    # As with `python -m`, modules of the current directory are found.
+    (tmp_path / "mine.py").write_text("def build():\n    raise ValueError('found')\n")
+    (tmp_path / "bin").mkdir()
+    script = script.rename(tmp_path / "bin" / "mtf-auto")
+    command = [script, "--mesh_shape=a:2", "--model=mine:build"]
+    done = processes.python(*command, code=None, timeout=400, cwd=tmp_path)
+    assert done.stderr == "found\n"
+
+
+@pytest.mark.slow
+def test_help_has_examples_as_they_are_and_defaults_that_say_something():
+    _, out, _ = run("-m", "mesh_tensorflow.auto_mtf", "--help")
+    assert "\npython -m mesh_tensorflow.auto_mtf --mesh_shape=rows:4,cols:8 \\\n    --gin" in out
+    assert "(default: 4)" in out and "(default: None)" not in out and "(default: [])" not in out
 
 
 def test_every_mode_of_the_transformers_program_is_in_its_help():

@@ -232,6 +232,10 @@ def test_operators(x, y):
     assert x == x and x != y and {x: 1, y: 2}[y] == 2
 
 
+def on_another_mesh(x):
+    return mtf.ones(mtf.Mesh(mtf.Graph(), x.mesh.name), x.shape)
+
+
 def wrong_calls():
     """(what a user tries, the error, what it says)."""
     values = np.ones([2, 2], np.float32)
@@ -253,9 +257,66 @@ def wrong_calls():
         (lambda x, y: x.mean(), AttributeError, r"Write mtf\.reduce_mean\(x, reduced_dim=dim\)"),
         (lambda x, y: x.T, AttributeError, r"Write mtf\.transpose"),
         (lambda x, y: x.nothing, AttributeError, "has no attribute 'nothing'$"),
+        (
+            lambda x, y: mtf.mean(x),
+            AttributeError,
+            r"'mean'\. Write mtf\.reduce_mean\(x, reduced_dim",
+        ),
+        (lambda x, y: mtf.cat([x, y]), AttributeError, r"Write mtf\.concat\(xs, dim_name\)"),
+        (lambda x, y: mtf.dense(x), AttributeError, r"It is mtf\.layers\.dense$"),
+        (lambda x, y: mtf.reduce_sums(x), AttributeError, r"; did you mean reduce_sum\?"),
+        (lambda x, y: mtf.qqq(x), AttributeError, r"has no attribute 'qqq'\.$"),
+        (
+            lambda x, y: mtf.reduce_sum(x, axis=1),
+            TypeError,
+            "'axis': axes have names; give reduced",
+        ),
+        (lambda x, y: mtf.softmax(x, "c"), ValueError, r"softmax: .* has no dimension 'c'\."),
+        (lambda x, y: mtf.reduce_sum(x, reduced_dim=["a"]), WrongTypeError, "give output_shape"),
+        (lambda x, y: mtf.where(x > 0, 1.0, 2.0), WrongTypeError, "input 1.0 is a float"),
+        (lambda x, y: x + on_another_mesh(x), ValueError, "different Mesh objects of one name, 'm"),
         (lambda x, y: tf.add(x, 1.0), TypeError, r"x\.numpy\(\) in eager code"),
         (lambda x, y: mtf.where(x == 0, x, y), ValueError, "mtf.equal"),
     ]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, d: mtf.reduce_sum(x, reduced_dim=d),
+        lambda x, d: mtf.reduce_mean(x, reduced_dim=d, output_shape=[A]),
+        lambda x, d: mtf.reduce_max(x, reduced_dim=d),
+        lambda x, d: mtf.reduce_any(x > 3, reduced_dim=d),
+        lambda x, d: mtf.reduce_first(x, d),
+        lambda x, d: mtf.reduce_logsumexp(x, d),
+        lambda x, d: mtf.softmax(x, d),
+        lambda x, d: mtf.log_softmax(x, d, extra_logit=0.0),
+        lambda x, d: mtf.cumsum(x, d),
+        lambda x, d: mtf.argmax(x, d),
+        lambda x, d: mtf.top_k(x, d, mtf.Dimension("k", 1))[0],
+        lambda x, d: mtf.nth_smallest_element(x, 0, d),
+        lambda x, d: mtf.signal.fftshift(x, d),
+        lambda x, d: mtf.real(mtf.signal.fft(mtf.cast(x, tf.complex64), d)),
+        lambda x, d: mtf.imag(mtf.signal.rfft(x, d)),
+        lambda x, d: mtf.split(x, d, 1)[0],
+        lambda x, d: mtf.unstack(x, d)[1],
+        lambda x, d: mtf.shift(x, 1, d, wrap=True),
+        lambda x, d: mtf.dynamic_shift(x, mtf.constant(x.mesh, 1, dtype=tf.int32), d, wrap=True),
+    ],
+)
+def test_dimensions_by_name(x, call):
+    named, given = call(x, "b"), call(x, B)
+    assert named.shape == given.shape
+    np.testing.assert_array_equal(named.numpy(), given.numpy())
+    impl = implementation("b:rows")
+    lowering = mtf.Lowering(x.graph, {x.mesh: impl})
+    np.testing.assert_allclose(lowering.export_to_tf_tensor(named), given.numpy(), rtol=1e-6)
+
+
+def test_a_number_for_what_is_chosen(x):
+    np.testing.assert_array_equal(mtf.where(x > 3, 1.5, x).numpy(), np.where(X > 3, 1.5, X))
+    [grad] = mtf.gradients([mtf.where(x > 3, 1.5, x)], [x])
+    np.testing.assert_array_equal(grad.numpy(), X <= 3)
 
 
 @pytest.mark.parametrize("attempt", wrong_calls(), ids=lambda row: row[2])

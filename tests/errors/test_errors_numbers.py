@@ -224,7 +224,7 @@ BUILD = {
         V,
         r"^sample_with_temperature: temperature=-0\.5 must be 0\.0, for the argmax, or above",
     ),
-    "number_chosen": (lambda w: mtf.where(w.m, 1.0, w.x), T, r"where: input 1.0 is a float"),
+    "number_chosen": (lambda w: mtf.where(w.m, 1.0, 2.0), T, r"where: input 1.0 is a float"),
     "int_minus_float": (lambda w: w.i - 0.5, T, r"-0.5 is no integer"),
     "int_times_float": (lambda w: 2.5 * w.i, T, r"2.5 is no integer"),
     "int_divided": (lambda w: w.i / 2, T, r"0.5 is no integer.*// and % to stay with integers"),

@@ -182,7 +182,11 @@ BUILD = {
         "keyword arguments only",
     ),
     "softmax_dim": (lambda w: mtf.softmax(w.x, C), V, r"softmax: .*has no dimension c=24"),
-    "softmax_name": (lambda w: mtf.softmax(w.x, "b"), V, r"'b' .*mtf.Dimension"),
+    "softmax_name": (
+        lambda w: mtf.softmax(w.x, "bb"),
+        V,
+        r"softmax: import:0 Shape\[a=8, b=16\] has no dimension 'bb'; did you mean b\?",
+    ),
     "softmax_ints": (
         lambda w: mtf.softmax(w.i, A),
         T,

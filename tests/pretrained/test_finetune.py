@@ -550,12 +550,20 @@ def test_experts_are_balanced_if_the_model_says_so(options):
         ({"lora": 4}, "lora=4 is no text, such as 'q,v:8', and no directory of adapters"),
         ({"freeze": "("}, r"freeze='\(' is no regular expression: missing \)"),
         ({"length": "8"}, "examples: length='8' must be an integer of at least 2"),
+        ({"schedule": "cos"}, "schedule='cos' is not known; give 'linear' or 'cosine', or None"),
+        ({"warmup_steps": 2, "learning_rate": abs}, "for a learning_rate that is a number, and"),
+        (
+            {"warmup_steps": 2, "schedule": "linear"},
+            "warmup_steps=2 must be less than total_steps=1",
+        ),
     ],
 )
 def test_arguments_by_mistake(arguments, text):
     model = mtf.models.from_pretrained(FIXTURES / "llama")
     with pytest.raises(ValueError, match=text):
-        mtf.models.finetune(model, [{"ids": [1, 2, 3]}], **{"steps": 1, "length": 8, **arguments})
+        mtf.models.finetune(
+            model, [{"ids": [1, 2, 3]}] * 8, pack=False, **{"steps": 1, "length": 8, **arguments}
+        )
 
 
 @pytest.mark.parametrize(
@@ -566,6 +574,7 @@ def test_arguments_by_mistake(arguments, text):
         ({"keep_bset": "loss"}, "'keep_bset'; did you mean keep_best"),  # of fit
         ({"dims": "batch:4"}, "'dims': batch_size and length are the sizes of a batch"),
         ({"num_epochs": 3}, "'num_epochs': give epochs"),
+        ({"lr_scheduler_type": "cosine"}, "'lr_scheduler_type': give schedule, such as 'cosine'"),
         ({"options": {}}, "finetune has no argument 'options'"),
     ],
 )
@@ -573,6 +582,25 @@ def test_arguments_that_there_are_not(arguments, text):
     model = mtf.models.from_pretrained(FIXTURES / "llama")
     with pytest.raises(TypeError, match=text):
         mtf.models.finetune(model, [{"ids": [1, 2, 3]}], 1, **arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments, rates",
+    [
+        ({"schedule": "linear", "warmup_steps": 2}, [0.0, 0.5, 1.0, 0.75, 0.5, 0.25]),
+        ({"schedule": "cosine"}, [0.5 + 0.5 * np.cos(np.pi * step / 6) for step in range(6)]),
+        ({"warmup_steps": 4}, [0.0, 0.25, 0.5, 0.75, 1.0, 1.0]),
+    ],
+)
+def test_schedules(arguments, rates):
+    """They end at the last step, also where epochs say how many steps there are."""
+    model = mtf.models.from_pretrained(FIXTURES / "llama")
+    result = mtf.models.finetune(
+        model, [{"ids": [5, 7, 9]}] * 4, epochs=3, length=8, batch_size=2, pack=False,
+        learning_rate=1e-3, log_every=1, progress=False, **arguments,
+    )  # fmt: skip
+    found = [record["learning_rate"] for record in result.history]
+    np.testing.assert_allclose(found, 1e-3 * np.array(rates), atol=1e-9)
 
 
 def test_examples_that_fill_no_batch():
@@ -614,6 +642,7 @@ def test_the_command(tmp_path, capsys, eight_devices):
         "placement": ["--mesh_shape=x:2,y:2", "--layout=batch:x,vocab:y,d_ff:y", "--zero=3", "--zero_axis=x"],
         "pjrt": ["--mesh_shape=x:2,y:2", "--layout=batch:x,vocab:y,d_ff:y", "--mesh_impl=pjrt"],
         "simd": ["--mesh_shape=x:2,y:2", "--layout=batch:x,vocab:y,d_ff:y", "--zero=3", "--zero_axis=x", "--mesh_impl=simd"],
+        "ways": ["--ways=zero3:2,tensor:2"],
         "pipeline": ["--mesh_shape=x:2", "--layout=stages:x", "--num_microbatches=1"],
     }  # fmt: skip
     for name, place in places.items():

@@ -485,15 +485,26 @@ ERRORS = {
         r"is <lambda>\(x\), but it is called with the mesh and the features x: too many positional",
     ),
     "arguments by name": (
-        lambda: linear.fit(1, model_fn=lambda mesh, x, y: x),
+        lambda: linear.fit(1, model_fn=lambda mesh, x, z: x),
         r"but it is called with the mesh and a dictionary of the features x, y: missing a required "
-        r"argument: 'y'\. Give it these arguments, in this order",
+        r"argument: 'z'\. Give it these arguments, in this order, or by their names",
     ),
     "dtype": (
         _fit_with(data={**linear.DATA, "y": np.array([["a", "b"]] * 12)}),
         "y has the dtype <U1, which no mtf Tensor can have",
     ),
 }
+
+
+def test_features_by_their_names():
+    """Of a dictionary, also where a microbatch has parts of them."""
+
+    def named(mesh, y, x, training):
+        return linear.model_fn(mesh, {"x": x, "y": y}, training)
+
+    for options in ({}, {"microbatches": 2}):
+        results = [linear.fit(2, model_fn=f, **options) for f in (linear.model_fn, named)]
+        assert results[0].losses == results[1].losses
 
 
 @pytest.mark.parametrize("case", ERRORS)

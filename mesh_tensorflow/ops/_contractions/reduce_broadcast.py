@@ -9,7 +9,7 @@ from typing import Optional
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow.ops as mtf
-from mesh_tensorflow._core.errors import dims_text
+from mesh_tensorflow._core.errors import WrongTypeError, dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.operation import (
     Cost,
@@ -25,15 +25,15 @@ from mesh_tensorflow._core.operation import (
 )
 from mesh_tensorflow._core.shape import (
     Dimension,
+    DimensionLike,
     Shape,
     ShapeLike,
-    convert_to_dimension,
     convert_to_shape,
     list_product,
 )
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slice_functions import constant, reduction_fn, transpose_slice
-from mesh_tensorflow.ops._source import check_dimension
+from mesh_tensorflow.ops._source import check_dimension, given_dimension, over_a_dimension
 
 __all__ = [
     "BroadcastOperation",
@@ -215,7 +215,7 @@ def _kept_shape(
     x: Tensor,
     disable_positional_args: object,
     output_shape: Optional[ShapeLike],
-    reduced_dim: Optional[Dimension],
+    reduced_dim: Optional[DimensionLike],
 ) -> Shape:
     """Returns the output shape of a reduction, from either of two arguments."""
     assert disable_positional_args is None, (
@@ -223,14 +223,18 @@ def _kept_shape(
     )
     check_tensors(what, [x])
     output_shape = convert_to_shape(output_shape)
-    reduced_dim = convert_to_dimension(reduced_dim)
+    if isinstance(reduced_dim, list):
+        raise WrongTypeError(
+            f"{what}: reduced_dim={reduced_dim!r} is a list; give output_shape, the dimensions "
+            f"that the result has of {x.name} {x.shape}"
+        )
     if output_shape is None:
         if reduced_dim is None:
             # Stages of a pipeline stay: a layer knows nothing of them, and means its own.
             return with_stages([x], Shape([]))
-        check_dimension(what, x, reduced_dim)
-        return x.shape - reduced_dim
+        return x.shape - check_dimension(what, x, reduced_dim)
     if reduced_dim is not None:
+        reduced_dim = given_dimension(what, x, reduced_dim)
         implied = [d for d in x.shape if d not in output_shape]
         if implied != [reduced_dim]:
             raise ValueError(
@@ -241,12 +245,13 @@ def _kept_shape(
     return with_stages([x], output_shape)
 
 
+@over_a_dimension
 @leaves_no_node
 def reduce_sum(
     x: Tensor,
     disable_positional_args: None = None,
     output_shape: Optional[ShapeLike] = None,
-    reduced_dim: Optional[Dimension] = None,
+    reduced_dim: Optional[DimensionLike] = None,
     name: Optional[str] = None,
 ) -> Tensor:
     """Returns the sum over one dimension, over those not in `output_shape`, or over all.
@@ -263,7 +268,7 @@ def reduce_sum(
       x: a Tensor.
       disable_positional_args: None; the other arguments must be given by name.
       output_shape: a Shape or None.
-      reduced_dim: a Dimension or None.
+      reduced_dim: a Dimension of it, or its name; or None.
       name: a string or None.
 
     Returns:
@@ -276,12 +281,13 @@ def reduce_sum(
     return ReduceOperation(x, shape, "SUM", name=name).outputs[0]
 
 
+@over_a_dimension
 @leaves_no_node
 def reduce_mean(
     x: Tensor,
     disable_positional_args: None = None,
     output_shape: Optional[ShapeLike] = None,
-    reduced_dim: Optional[Dimension] = None,
+    reduced_dim: Optional[DimensionLike] = None,
     name: Optional[str] = None,
 ) -> Tensor:
     """Returns the mean over dimensions; see `reduce_sum`.
@@ -323,12 +329,13 @@ def _extreme(x: Tensor, shape: Shape, reduction: str, name: Optional[str], defau
     return ReduceOperation(x, shape, reduction, name=name or default).outputs[0]
 
 
+@over_a_dimension
 @leaves_no_node
 def reduce_max(
     x: Tensor,
     disable_positional_args: None = None,
     output_shape: Optional[ShapeLike] = None,
-    reduced_dim: Optional[Dimension] = None,
+    reduced_dim: Optional[DimensionLike] = None,
     name: Optional[str] = None,
 ) -> Tensor:
     """Returns the maximum over dimensions; all ties get the gradient; see `reduce_sum`.
@@ -341,12 +348,13 @@ def reduce_max(
     return _extreme(x, shape, "MAX", name, "reduce_max")
 
 
+@over_a_dimension
 @leaves_no_node
 def reduce_min(
     x: Tensor,
     disable_positional_args: None = None,
     output_shape: Optional[ShapeLike] = None,
-    reduced_dim: Optional[Dimension] = None,
+    reduced_dim: Optional[DimensionLike] = None,
     name: Optional[str] = None,
 ) -> Tensor:
     """Returns the minimum over dimensions; all ties get the gradient; see `reduce_sum`.
@@ -359,12 +367,13 @@ def reduce_min(
     return _extreme(x, shape, "MIN", name, "reduce_min")
 
 
+@over_a_dimension
 @leaves_no_node
 def reduce_all(
     x: Tensor,
     disable_positional_args: None = None,
     output_shape: Optional[ShapeLike] = None,
-    reduced_dim: Optional[Dimension] = None,
+    reduced_dim: Optional[DimensionLike] = None,
     name: Optional[str] = None,
 ) -> Tensor:
     """Returns the logical and of a boolean Tensor over dimensions; see `reduce_sum`.
@@ -381,12 +390,13 @@ def reduce_all(
     return mtf.cast(y, tf.bool)
 
 
+@over_a_dimension
 @leaves_no_node
 def reduce_any(
     x: Tensor,
     disable_positional_args: None = None,
     output_shape: Optional[ShapeLike] = None,
-    reduced_dim: Optional[Dimension] = None,
+    reduced_dim: Optional[DimensionLike] = None,
     name: Optional[str] = None,
 ) -> Tensor:
     """Returns the logical or of a boolean Tensor over dimensions; see `reduce_sum`.
@@ -406,7 +416,7 @@ def reduce_any(
 
 
 @leaves_no_node
-def reduce_first(tensor: Tensor, reduced_dim: Dimension) -> Tensor:
+def reduce_first(tensor: Tensor, reduced_dim: DimensionLike) -> Tensor:
     """Returns the first element along a dimension.
 
     >>> x = mtf.constant(mesh, [[1.0, 2.0], [3.0, 5.0]], "row:2,col:2")
@@ -417,7 +427,7 @@ def reduce_first(tensor: Tensor, reduced_dim: Dimension) -> Tensor:
       tensor: a Tensor.
       reduced_dim: a Dimension of it.
     """
-    check_dimension("reduce_first", tensor, reduced_dim)
+    reduced_dim = check_dimension("reduce_first", tensor, reduced_dim)
     # The sum over processors is of numbers.
     if tensor.dtype.is_bool:
         return mtf.cast(reduce_first(mtf.to_int32(tensor), reduced_dim), tf.bool)

@@ -20,10 +20,10 @@ from mesh_tensorflow._core.operation import (
     check_fractions,
     gradient_of_output,
 )
-from mesh_tensorflow._core.shape import Dimension, Shape
+from mesh_tensorflow._core.shape import Dimension, DimensionLike, Shape
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slice_functions import add_entries, constant, within_part
-from mesh_tensorflow.ops._source import check_dimension, coordinate_along
+from mesh_tensorflow.ops._source import check_dimension, coordinate_along, over_a_dimension
 from mesh_tensorflow.ops._variables.variable import computed_in_float32
 
 __all__ = [
@@ -87,8 +87,8 @@ class SoftmaxOperation(_AlongDimension):
 
     _flops_per_element = 5
 
-    def __init__(self, x: Tensor, reduced_dim: Dimension, log: bool, name: str):
-        check_dimension(name, x, reduced_dim)
+    def __init__(self, x: Tensor, reduced_dim: DimensionLike, log: bool, name: str):
+        reduced_dim = check_dimension(name, x, reduced_dim)
         check_fractions(name, [x])
         super().__init__([x], reduced_dim, name)
         self._log = log
@@ -186,11 +186,12 @@ def _finite_or_zero(x: tf.Tensor) -> tf.Tensor:
     return tf.where_v2(tf.math.is_finite(x), x, constant(0, x.dtype))
 
 
+@over_a_dimension
 @leaves_no_node
 @computed_in_float32
 def reduce_logsumexp(
     x: Tensor,
-    reduced_dim: Dimension,
+    reduced_dim: DimensionLike,
     extra_logit: Union[Tensor, float, None] = None,
     name: Optional[str] = None,
 ) -> Tensor:
@@ -202,12 +203,12 @@ def reduce_logsumexp(
 
     Args:
       x: a Tensor.
-      reduced_dim: a Dimension of it.
+      reduced_dim: a Dimension of it, or its name.
       extra_logit: a number or a Tensor without that dimension, an additional logit in the sum; it
         gets no gradient.
       name: a string or None.
     """
-    check_dimension("reduce_logsumexp", x, reduced_dim)
+    reduced_dim = check_dimension("reduce_logsumexp", x, reduced_dim)
     check_fractions("reduce_logsumexp", [x])
     shape = x.shape - reduced_dim
     with tf.variable_scope(name, default_name="reduce_logsumexp"):
@@ -226,11 +227,12 @@ def reduce_logsumexp(
         return mtf.log(total) + largest
 
 
+@over_a_dimension
 @leaves_no_node
 @computed_in_float32
 def log_softmax(
     x: Tensor,
-    reduced_dim: Dimension,
+    reduced_dim: DimensionLike,
     extra_logit: Union[Tensor, float, None] = None,
     name: Optional[str] = None,
 ) -> Tensor:
@@ -242,7 +244,7 @@ def log_softmax(
 
     Args:
       x: a Tensor.
-      reduced_dim: a Dimension of it.
+      reduced_dim: a Dimension of it, or its name.
       extra_logit: a number or a Tensor without that dimension, an additional logit in the
         denominator only; it gets no gradient.
       name: a string or None.
@@ -253,11 +255,12 @@ def log_softmax(
     return SoftmaxOperation(x, reduced_dim, True, name or "log_softmax").outputs[0]
 
 
+@over_a_dimension
 @leaves_no_node
 @computed_in_float32
 def softmax(
     x: Tensor,
-    reduced_dim: Dimension,
+    reduced_dim: DimensionLike,
     extra_logit: Union[Tensor, float, None] = None,
     name: Optional[str] = None,
 ) -> Tensor:

@@ -810,7 +810,7 @@ def logical_or(x1: Operand, x2: Operand, output_shape: Optional[ShapeLike] = Non
 @leaves_no_node
 def where(
     condition: Tensor,
-    if_true: Tensor,
+    if_true: Union[Tensor, float],
     if_false: Union[Tensor, float],
     output_shape: Optional[ShapeLike] = None,
 ) -> Tensor:
@@ -826,20 +826,24 @@ def where(
 
     Args:
       condition: a boolean Tensor.
-      if_true: a Tensor.
-      if_false: a Tensor or a number.
+      if_true: a Tensor or a number.
+      if_false: a Tensor or a number; not both are numbers.
       output_shape: a Shape or None.
 
     Raises:
-      WrongTypeError: `condition` or `if_true` is not a Tensor.
+      WrongTypeError: `condition` is not a Tensor, or neither of the others is.
     """
     if isinstance(condition, bool):
         raise WrongTypeError(
             f"where: the condition is {condition}. `x == y` asks whether two Tensors are the same "
             "object; mtf.equal(x, y) and mtf.not_equal(x, y) compare their values"
         )
-    check_tensors("where", [condition, if_true])
+    check_tensors("where", [condition])
     check_booleans("where: the condition", [condition])
+    if not isinstance(if_true, Tensor) and isinstance(if_false, Tensor):
+        return where(mtf.logical_not(condition), if_false, if_true, output_shape)
+    check_tensors("where", [if_true])
+    assert isinstance(if_true, Tensor)
     # Products and sums are of numbers.
     if if_true.dtype.is_bool:
         other = mtf.to_int32(if_false) if isinstance(if_false, Tensor) else if_false

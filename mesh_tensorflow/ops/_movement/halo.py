@@ -34,7 +34,7 @@ from mesh_tensorflow._core.errors import WrongTypeError, check_whole, dims_text
 from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.layout import padded_dims, parts_along
 from mesh_tensorflow._core.operation import Collective, Cost, Operation, Tensor, gradient_of_output
-from mesh_tensorflow._core.shape import Dimension, Shape, list_product
+from mesh_tensorflow._core.shape import Dimension, DimensionLike, Shape, list_product
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slice_functions import cut
 from mesh_tensorflow.ops._source import check_dimension
@@ -336,10 +336,10 @@ class ShiftOperation(Operation):
     costs_by = ("_offset", "_dim", "_wrap")
 
     def __init__(
-        self, x: Tensor, offset: int, dim: Dimension, wrap: bool, name: Optional[str] = None
+        self, x: Tensor, offset: int, dim: DimensionLike, wrap: bool, name: Optional[str] = None
     ):
         """Creates the operation; see `shift`."""
-        check_dimension(name or "shift", x, dim)
+        dim = check_dimension(name or "shift", x, dim)
         if not isinstance(offset, (int, np.integer)):
             raise WrongTypeError(
                 f"{name or 'shift'}: the offset {offset!r} along {dims_text([dim])} of {x.name} "
@@ -475,7 +475,9 @@ class ShiftOperation(Operation):
         return Cost(0, moved, tuple(shifts))
 
 
-def shift(x: Tensor, offset: int, dim: Dimension, wrap: bool, name: Optional[str] = None) -> Tensor:
+def shift(
+    x: Tensor, offset: int, dim: DimensionLike, wrap: bool, name: Optional[str] = None
+) -> Tensor:
     """Returns a Tensor shifted by a constant along a dimension.
 
     >>> d = mtf.Dimension("d", 4)
@@ -486,7 +488,7 @@ def shift(x: Tensor, offset: int, dim: Dimension, wrap: bool, name: Optional[str
     Args:
       x: a Tensor.
       offset: an int; positive shifts toward higher indices.
-      dim: a Dimension of it.
+      dim: a Dimension of it, or its name.
       wrap: whether to wrap around; otherwise zeros are shifted in.
       name: a string or None.
     """
@@ -494,7 +496,7 @@ def shift(x: Tensor, offset: int, dim: Dimension, wrap: bool, name: Optional[str
 
 
 @leaves_no_node
-def dynamic_shift(x: Tensor, offset: Tensor, dim: Dimension, wrap: bool) -> Tensor:
+def dynamic_shift(x: Tensor, offset: Tensor, dim: DimensionLike, wrap: bool) -> Tensor:
     """Returns a Tensor shifted along a dimension by the values of another Tensor.
 
     It is an einsum with a permutation matrix, so `x` must be finite everywhere.
@@ -511,7 +513,7 @@ def dynamic_shift(x: Tensor, offset: Tensor, dim: Dimension, wrap: bool) -> Tens
       dim: a Dimension of `x`.
       wrap: whether to wrap around; otherwise zeros are shifted in.
     """
-    check_dimension("dynamic_shift", x, dim)
+    dim = check_dimension("dynamic_shift", x, dim)
     if not isinstance(offset, Tensor):
         return shift(x, offset, dim, wrap)
     # Products and sums are of numbers.

@@ -14,6 +14,7 @@ from mesh_tensorflow._core.layout import padded_dims
 from mesh_tensorflow._core.operation import Collective, Cost, Operation, Tensor, check_real
 from mesh_tensorflow._core.shape import (
     Dimension,
+    DimensionLike,
     Shape,
     ShapeLike,
     check_names_differ,
@@ -27,6 +28,7 @@ from mesh_tensorflow.ops._source import (
     check_dimension,
     coordinate_along,
     given_dimension,
+    over_a_dimension,
     scalar_indices,
 )
 
@@ -190,7 +192,7 @@ def gather(
 
 
 @leaves_no_node
-def cumsum(x: Tensor, dim: Dimension, exclusive: bool = False) -> Tensor:
+def cumsum(x: Tensor, dim: DimensionLike, exclusive: bool = False) -> Tensor:
     """Returns the cumulative sum along a dimension, by an einsum with a triangular matrix.
 
     As all elements take part in each product, `x` must be finite everywhere.
@@ -201,10 +203,10 @@ def cumsum(x: Tensor, dim: Dimension, exclusive: bool = False) -> Tensor:
 
     Args:
       x: a Tensor.
-      dim: a Dimension of it.
+      dim: a Dimension of it, or its name.
       exclusive: whether to exclude each element from its own sum.
     """
-    check_dimension("cumsum", x, dim)
+    dim = check_dimension("cumsum", x, dim)
     if x.dtype.is_bool:
         raise TypeError(
             f"cumsum: {x.name} {x.shape} is bool, of which there is no sum; use mtf.to_int32 or "
@@ -233,10 +235,10 @@ class TopKOperation(Operation):
     costs_by = ("_reduced_dim",)
 
     def __init__(
-        self, x: Tensor, reduced_dim: Dimension, k_dim: Dimension, name: Optional[str] = None
+        self, x: Tensor, reduced_dim: DimensionLike, k_dim: Dimension, name: Optional[str] = None
     ):
         """Creates the operation; see `top_k`."""
-        check_dimension(name or "top_k", x, reduced_dim)
+        reduced_dim = check_dimension(name or "top_k", x, reduced_dim)
         check_real(name or "top_k", [x])
         if not 1 <= k_dim.size <= reduced_dim.size:
             raise ValueError(
@@ -359,7 +361,7 @@ def _local_top_k(t: tf.Tensor, axis: int, k: int) -> tuple[tf.Tensor, tf.Tensor]
 
 @leaves_no_node
 def top_k(
-    x: Tensor, reduced_dim: Dimension, k_dim: Dimension, name: Optional[str] = None
+    x: Tensor, reduced_dim: DimensionLike, k_dim: Dimension, name: Optional[str] = None
 ) -> tuple[Tensor, Tensor]:
     """Returns the k largest elements along a dimension, and their indices.
 
@@ -372,7 +374,7 @@ def top_k(
 
     Args:
       x: a Tensor.
-      reduced_dim: a Dimension of it.
+      reduced_dim: a Dimension of it, or its name.
       k_dim: a Dimension of size k, the last one of the result. Where a layout splits it, each
         processor keeps a part.
       name: a string or None.
@@ -385,7 +387,9 @@ def top_k(
 
 
 @leaves_no_node
-def top_1(x: Tensor, reduced_dim: Dimension, name: Optional[str] = None) -> tuple[Tensor, Tensor]:
+def top_1(
+    x: Tensor, reduced_dim: DimensionLike, name: Optional[str] = None
+) -> tuple[Tensor, Tensor]:
     """Returns the largest element along a dimension, which is removed, and its index.
 
     >>> x = mtf.constant(mesh, [3.0, 1.0, 2.0], "d:3")
@@ -395,11 +399,12 @@ def top_1(x: Tensor, reduced_dim: Dimension, name: Optional[str] = None) -> tupl
     """
     one_dim = Dimension("_one", 1)
     values, indices = top_k(x, reduced_dim, one_dim, name=name)
-    shape = x.shape - reduced_dim
+    shape = values.shape - one_dim
     return mtf.reshape(values, shape), mtf.reshape(indices, shape)
 
 
-def argmax(x: Tensor, reduced_dim: Dimension, name: Optional[str] = None) -> Tensor:
+@over_a_dimension
+def argmax(x: Tensor, reduced_dim: DimensionLike, name: Optional[str] = None) -> Tensor:
     """Returns the int32 index of the largest element along a dimension; the first of ties.
 
     >>> x = mtf.constant(mesh, [3.0, 7.0, 2.0], "d:3")
@@ -411,7 +416,7 @@ def argmax(x: Tensor, reduced_dim: Dimension, name: Optional[str] = None) -> Ten
 
 @leaves_no_node
 def nth_largest_element(
-    x: Tensor, n: int, reduced_dim: Dimension, name: Optional[str] = None
+    x: Tensor, n: int, reduced_dim: DimensionLike, name: Optional[str] = None
 ) -> Tensor:
     """Returns the n-th largest element along a dimension; n = 0 is the maximum.
 
@@ -422,7 +427,7 @@ def nth_largest_element(
     Args:
       x: a Tensor.
       n: a nonnegative int.
-      reduced_dim: a Dimension of it.
+      reduced_dim: a Dimension of it, or its name.
       name: a string or None.
     """
     reduced_dim = given_dimension("nth_largest_element", x, reduced_dim)
@@ -436,7 +441,7 @@ def nth_largest_element(
 
 @leaves_no_node
 def nth_smallest_element(
-    x: Tensor, n: int, reduced_dim: Dimension, name: Optional[str] = None
+    x: Tensor, n: int, reduced_dim: DimensionLike, name: Optional[str] = None
 ) -> Tensor:
     """Returns the n-th smallest element along a dimension; n = 0 is the minimum.
 

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import check_choice, check_whole, dims_text, is_whole
 from mesh_tensorflow._core.operation import Cost, Operation, Tensor, gradient_of_output
-from mesh_tensorflow._core.shape import Dimension, Shape, check_names_differ
+from mesh_tensorflow._core.shape import Dimension, DimensionLike, Shape, check_names_differ
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.ops._elementwise.binary import check_dtypes
 from mesh_tensorflow.ops._movement.halo import (
@@ -365,12 +365,12 @@ class SplitOperation(Operation):
     def __init__(
         self,
         x: Tensor,
-        split_dim: Dimension,
+        split_dim: DimensionLike,
         num_or_size_splits: Union[int, Sequence[int]],
         name: Optional[str] = None,
     ):
         """Creates the operation; see `split`."""
-        check_dimension(name or "split", x, split_dim)
+        split_dim = check_dimension(name or "split", x, split_dim)
         splits: Any = num_or_size_splits
         if np.ndim(splits) == 0:
             check_whole(name or "split", "num_or_size_splits", splits, ", or a list of sizes")
@@ -424,7 +424,7 @@ class SplitOperation(Operation):
 
 def split(
     x: Tensor,
-    split_dim: Dimension,
+    split_dim: DimensionLike,
     num_or_size_splits: Union[int, Sequence[int]],
     name: Optional[str] = None,
 ) -> list[Tensor]:
@@ -437,7 +437,8 @@ def split(
 
     Args:
       x: a Tensor.
-      split_dim: a Dimension of it. Where a layout splits it, slices are exchanged before and after.
+      split_dim: a Dimension of it, or its name. Where a layout splits it, slices are exchanged
+        before and after.
       num_or_size_splits: the number of equal parts, or a list of sizes.
       name: a string or None.
 
@@ -520,9 +521,9 @@ class UnstackOperation(Operation):
 
     takes_padding = True
 
-    def __init__(self, x: Tensor, dim: Dimension, name: Optional[str] = None):
+    def __init__(self, x: Tensor, dim: DimensionLike, name: Optional[str] = None):
         """Creates the operation; see `unstack`."""
-        check_dimension(name or "unstack", x, dim)
+        dim = check_dimension(name or "unstack", x, dim)
         super().__init__([x], name=name or "unstack")
         self._dim = dim
         self._axis = x.shape.dims.index(dim)
@@ -542,7 +543,7 @@ class UnstackOperation(Operation):
         self._lower_slices(lowering, lambda t: tuple(tf.unstack(t, axis=self._axis)))
 
 
-def unstack(x: Tensor, dim: Dimension, name: Optional[str] = None) -> list[Tensor]:
+def unstack(x: Tensor, dim: DimensionLike, name: Optional[str] = None) -> list[Tensor]:
     """Returns the Tensors that `x` consists of along a dimension, without that dimension.
 
     >>> x = mtf.constant(mesh, [[1.0, 2.0], [3.0, 5.0]], "row:2,col:2")
@@ -552,7 +553,8 @@ def unstack(x: Tensor, dim: Dimension, name: Optional[str] = None) -> list[Tenso
 
     Args:
       x: a Tensor.
-      dim: a Dimension of it. Where a layout splits it, slices are exchanged or gathered.
+      dim: a Dimension of it, or its name. Where a layout splits it, slices are exchanged or
+        gathered.
       name: a string or None.
     """
     return UnstackOperation(x, dim, name=name).outputs
