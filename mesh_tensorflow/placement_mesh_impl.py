@@ -59,10 +59,10 @@ from mesh_tensorflow._mesh.slice_functions import (
     real_view,
 )
 from mesh_tensorflow._mesh.variables.storage import SliceVariables
+from mesh_tensorflow._quiet import not_advised
 
 if TYPE_CHECKING:
     from mesh_tensorflow.ops._variables.variable import Variable
-from mesh_tensorflow._quiet import not_advised
 
 __all__ = [
     "PlacementMeshImpl",

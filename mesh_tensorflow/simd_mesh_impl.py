@@ -33,13 +33,13 @@ from mesh_tensorflow._mesh.tpu_topology import (
     physical_shape_3d_from_topology_proto_4d,
 )
 from mesh_tensorflow._mesh.variables.storage import SliceVariables
+from mesh_tensorflow._quiet import not_advised
 from mesh_tensorflow.tpu_variables import ReplicatedVariable
 
 if TYPE_CHECKING:
     from tensorflow.tpu.experimental import DeviceAssignment
 
     from mesh_tensorflow.ops import Variable
-from mesh_tensorflow._quiet import not_advised
 
 __all__ = [
     "HierarchicalTiling",

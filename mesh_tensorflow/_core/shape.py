@@ -358,8 +358,8 @@ class Shape:
         return Shape([d for d in self._dims if d not in removed])
 
 
-# A Shape, or what converts to one.
 DimensionLike = Union[Dimension, str]  # of a Tensor, by its name
+# A Shape, or what converts to one.
 ShapeLike = Union[Shape, str, Iterable[Union[Dimension, tuple[str, int]]]]
 
 
