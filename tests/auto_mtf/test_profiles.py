@@ -296,6 +296,9 @@ def test_merged_processors_are_one():
     four = profiles.Processors(SHAPE, CPUS)
     assert four.executed == SHAPE and four.slices("batch:rows;h:cols") == 4
     assert profiles.Processors(SHAPE, CPUS, simd=True).slices("") == 4
+    # Each process computes its own, whatever the others have.
+    tasks = [f"/job:worker/task:{task}/device:CPU:0" for task in range(4)]
+    assert profiles.Processors(SHAPE, tasks).slices("") == 4
 
 
 def test_what_cannot_run_alone_keeps_the_time_of_the_cost_model(tmp_path):
