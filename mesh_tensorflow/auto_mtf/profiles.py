@@ -779,16 +779,17 @@ def estimator_on(
     shape, executed = machine.shape, machine.executed
     known = hardware or local_machine(shape.size, one_memory=machine.one_memory)
     costs = MeasuredCosts(executed, known, stored_layout, parts) if profile else None
-    # Without splits no processor of a SIMD program needs another, and without effects only the
-    # results of the first are read.
-    only_first = machine.simd and not any(op.has_effect for op in parts.operations)
+    # Without splits no processor needs another that has a memory of its own, and without effects
+    # only the results of the first are read.
+    apart = not machine.one_memory and executed.size > 1
+    only_first = apart and not any(op.has_effect for op in parts.operations)
 
     def of(names: Collection[str], **also: Any) -> StepEstimator:
         """Returns the estimator of the layouts that split over some mesh dimensions."""
         program = layout_over(names) if machine.one_thread_each(names) else ""
         # Where threads are left to TensorFlow, each operation has all of them.
         shares_out = not program
-        share = 1.0 / shape.size if only_first and not names else 1.0
+        share = 1.0 / executed.size if only_first and not names else 1.0
         its = CostModel(executed, known, stored_layout, shares_out, share)
         if costs is not None:
             its = costs.of(program, shares_out, share)
