@@ -521,9 +521,6 @@ def main() -> None:
     places = ["pjrt"] if options.memory else options.places.split(",")
     for program in options.only.split(","):
         for place in places:
-            if (program, place) == ("mnist", "pjrt"):
-                # Its images are in a variable of TensorFlow, which devices of JAX have no value of.
-                continue
             command = [__file__, *sys.argv[1:], f"--row={program}/{place}"]
             if place == "processes":
                 command = ["-m", "mesh_tensorflow.launch", "--processes", "4", *command]

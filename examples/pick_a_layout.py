@@ -75,12 +75,9 @@ def mnist_program(batch: int = 64, hidden: int = 256) -> models.Program:
     """Builds the training step of mnist.py on random images."""
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mnist")
-    rng = np.random.RandomState(0)
-    pixels = tf.get_variable(
-        "pixels", initializer=rng.uniform(size=[batch, 28, 28]).astype("float32"), trainable=False
-    )
-    labels = tf.constant(rng.randint(10, size=[batch]), tf.int32)
-    logits = mnist.network(mnist.import_images(mesh, pixels.read_value()), hidden)
+    pixels = tf.random.uniform([batch, 28, 28], seed=1)
+    labels = tf.constant(np.random.RandomState(0).randint(10, size=[batch]), tf.int32)
+    logits = mnist.network(mnist.import_images(mesh, pixels), hidden)
     classes = logits.shape[-1]
     targets = mtf.one_hot(mtf.import_tf_tensor(mesh, labels, logits.shape - classes), classes)
     loss = mtf.reduce_mean(mtf.layers.softmax_cross_entropy_with_logits(logits, targets, classes))

@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 from mesh_tensorflow._core.layout import LayoutRules, StoredLayout
@@ -79,7 +79,8 @@ class Hardware:
       vector_bytes: the bytes of a vector, in which convolutions compute the channels of what they
         make; parts of one take as long as all of it. They leave out the padding of whole images.
         0 if neither counts.
-      compiled: whether XLA compiles a step for CPUs, with what it then keeps in memory.
+      compiled: whether XLA compiles a step for CPUs, with what it then keeps in memory, and its
+        convolutions in place of TensorFlow's.
       folded_bytes: the largest slices of which TensorFlow computes what is made of constants once,
         before the first step; 0 if it does not.
       axis_links: a dictionary from mesh dimension names to Links, which override those above.
@@ -240,6 +241,22 @@ def named_like(kind: str) -> Optional[Hardware]:
 # made 1.7e8 normal numbers a second, and transforms of 48 points along three dimensions took 14 to
 # 17 flops a nanosecond, where products take 90.
 _SLOW = {"FourierOperation": 0.16, "RandomOperation": 0.0019}
+# TensorFlow's kernels on a core there: 8 flops a nanosecond of softmax, 2 of a choice, and so on.
+_SLOW_KERNELS = {
+    "CrossEntropyGradientOperation": 0.03,
+    "GatherGradientOperation": 0.007,
+    "GatherOperation": 0.016,
+    "NormalizeGradOperation": 0.08,
+    "NormalizeOperation": 0.1,
+    "SelectOperation": 0.022,
+    "SoftmaxOperation": 0.09,
+}
+
+# For a convolution on CPUs, XLA copies the windows of an image, in vectors of channels. Each
+# number takes as long as so many flops, by the spatial dimensions and whether a filter is computed:
+# on a core of a server 0.65 and 0.7 ns in two dimensions, and 3.3 and 8 ns in three.
+_WINDOW_FLOPS = {(2, False): 58, (2, True): 63, (3, False): 300, (3, True): 720}
+_WINDOW_LANES = 8
 
 # Of constants in TensorFlow's own optimizer of the graph of a device.
 FOLDED_BYTES = 10 * 2**20
@@ -279,13 +296,16 @@ def local_machine(
     """
     number, share = cores(), 1 if one_memory else processors / machines
     rate = 0.09 * TERA * number / share
-    # By operations of language models on two cores of a server. What processors of one memory read
-    # of each other is as near as what they have; others wait for each other's threads.
-    bandwidth, latency = 10 * GB * number / share, 10e-6 if one_memory else 40e-6
-    within = Link(bandwidth, latency)
+    # By operations of language models on two cores of a server, whose slices are in caches; XLA
+    # computes several at once. What processors of one memory read of each other is nearly as near
+    # as what they have; others wait for each other's threads.
+    bandwidth = (10 if compiled else 50) * GB * number / share
+    sent, latency = (25, 10e-6) if one_memory else (10, 40e-6)
+    within = Link(sent * GB * number / share, latency)
+    slow = _SLOW if compiled else {**_SLOW, **_SLOW_KERNELS}
     return Hardware(
         "logical CPUs",
-        {"float32": rate, **{kind: part * rate for kind, part in _SLOW.items()}},
+        {"float32": rate, **{kind: part * rate for kind, part in slow.items()}},
         bandwidth,
         os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / share,
         _BETWEEN_PROCESSES if processes > 1 else within,
@@ -464,12 +484,24 @@ class CostModel:
             # Its input and its output are split one after the other, and not both at a time.
             tensors = max(op.inputs, op.outputs, key=lambda some: self._parts(impl, some))
         cost = cost_of(op, impl)
-        if isinstance(op, ConvNdOperation) and self.hardware.vector_bytes:
-            y = op.outputs[0]  # with its channels last
-            lanes = self.hardware.vector_bytes // y.dtype.size
-            kept = op.share_inside(impl) * in_vectors(impl.slice_shape(y.shape)[-1], lanes)
-            cost = dataclasses.replace(cost, flops=int(cost.flops * kept))
+        if isinstance(op, ConvNdOperation):
+            cost = dataclasses.replace(cost, flops=int(cost.flops * self._computed(op, impl)))
         return self._roofline(cost, rate, tensors, impl)
+
+    def _computed(self, op: ConvNdOperation, impl: MeshImpl) -> float:
+        """Returns how many flops take as long as each one of a convolution."""
+        y = op.outputs[0]  # with its channels last
+        channels = impl.slice_shape(y.shape)[-1]
+        if self.hardware.compiled:
+            copied = _WINDOW_FLOPS[op.rank, op.channels_read is None] / (2.0 * channels)
+            if op.channels_read is not None:
+                [read] = impl.slice_shape(Shape([op.channels_read]))
+                copied *= in_vectors(read, _WINDOW_LANES)
+            return max(1.0, copied)
+        if not self.hardware.vector_bytes:
+            return 1.0
+        lanes = self.hardware.vector_bytes // y.dtype.size
+        return op.share_inside(impl) * in_vectors(channels, lanes)
 
     def folded_share(self, made_of: Iterable[Operation], impl: MeshImpl) -> float:
         """Returns which part of an operation on constants is computed once, before the first step.
@@ -518,7 +550,7 @@ class CostModel:
         # for 0.65 and 0.69 ms at the same time, and the product itself alone for 0.65 ms.
         return max(0.0, 2.0 * slices / count - 1.0)
 
-    def seconds(self, cost: Cost, rate: str, tensors: Iterable[Tensor], impl: MeshImpl) -> Seconds:
+    def seconds(self, cost: Cost, rate: str, tensors: Sequence[Tensor], impl: MeshImpl) -> Seconds:
         """Returns the time of a cost that is no operation's, such as a gather's.
 
         Args:
@@ -530,7 +562,7 @@ class CostModel:
         return self._roofline(cost, rate, tensors, impl)
 
     def _roofline(
-        self, cost: Cost, rate: str, tensors: Iterable[Tensor], impl: MeshImpl
+        self, cost: Cost, rate: str, tensors: Sequence[Tensor], impl: MeshImpl
     ) -> Seconds:
         hardware, size = self.hardware, impl.size
         # A Cost is the sum over all processors, which have equal shares of it.
@@ -550,8 +582,27 @@ class CostModel:
             by_slices = compute * hardware.cores / min(calls, hardware.cores)
             shared = compute + hardware.sharing_seconds if self.shares_out else by_slices
             compute = min(by_slices, shared)
-        communication = sum(self.collective(c, calls) for c in cost.collectives)
+        communication = sum(
+            self.collective(c, self._results(c, calls, tensors, impl)) for c in cost.collectives
+        )
         return Seconds(compute, communication)
+
+    def _results(
+        self, collective: Collective, parts: int, tensors: Sequence[Tensor], impl: MeshImpl
+    ) -> int:
+        """Returns how many distinct results a collective has in one memory domain.
+
+        Args:
+          collective: a Collective of an operation.
+          parts: the number of distinct slices of the operation's tensors.
+          tensors: these.
+          impl: a MeshImpl.
+        """
+        # A gathered slice, or a sum, is that of all processors along its axes, and is made once.
+        if not self.hardware.one_memory or collective.kind not in ("allconcat", "allreduce"):
+            return parts
+        split = {axis for x in tensors for axis in impl.splitting_axes(x.shape)}
+        return parts // self._processors(split.intersection(collective.mesh_axes))
 
     def pending_sum(self, x: Tensor, collective: Collective, impl: MeshImpl, times: float) -> float:
         """Returns the seconds of the allreduces of a Tensor.

@@ -75,7 +75,7 @@ _ROUNDS, _RUN_SECONDS = 8, 0.05  # of such steps in turns: so many, or fewer tha
 _ROUNDS_OF_BATCH = 2  # at a time, so that four batches are open
 _NEAREST = 5  # operations of a class, of which what is not timed is about as long as one
 _IN_ONE_GRAPH = 20  # operations; TensorFlow looks through all of a graph for each fetch
-_FORM = 2  # of what is kept; others are of other ways to time
+_FORM = 3  # of what is kept; others are of other ways to time
 _FILLING = 0.5  # whose casts are 0, an id of every vocabulary, and True
 
 
@@ -190,8 +190,9 @@ class Processors:
 
     def slices(self, layout: str) -> int:
         """Returns how many slices are computed, each by a part of the machine."""
-        rules = convert_to_layout_rules(layout)
-        return self.shape.size if self.simd else parts_of_mesh(self.executed, rules)
+        if not self.one_memory:  # where each processor computes its own
+            return self.executed.size
+        return parts_of_mesh(self.executed, convert_to_layout_rules(layout))
 
     @property
     def few_parts(self) -> list[frozenset[str]]:
@@ -349,15 +350,18 @@ def _fetch(graph: Graph, timed: _Timed, machine: Processors, repeats: int) -> tf
     # In a step, processors do not wait for each other after each operation, and all cores are busy.
     # Where one operation at a time is computed, or waits for others, the next would hide that.
     side_by_side = machine.slices(timed.layout) >= cores() and not timed.waits
+    # What begins when the inputs of all processors are there would ask other processes for them.
+    waits_for_all = machine.servers is None or not side_by_side
 
     def program(mesh_impl: MeshImpl) -> tf.Operation:
         lowering = _Alone(graph, mesh_impl, timed.tensors)
         before = [t.op for t in lowering.ready()]
-        done = last = before
+        done = before
+        last = before if waits_for_all else []
         for _ in range(repeats):
             with tf.control_dependencies(last):
                 done = done + [t.op for t in timed.run(lowering)]
-            last = before if side_by_side else done
+            last = last if side_by_side else done
         return tf.group(done)
 
     return machine.run(timed.layout, program)
@@ -611,7 +615,7 @@ class MeasuredCosts(CostModel):
         )  # fmt: skip
         return predicted.times(self._factor(f"{same} {self._form(layout)}", timed))
 
-    def seconds(self, cost: Cost, rate: str, tensors: Iterable[Tensor], impl: MeshImpl) -> Seconds:
+    def seconds(self, cost: Cost, rate: str, tensors: Sequence[Tensor], impl: MeshImpl) -> Seconds:
         """Returns the time of a cost that is no operation's, and is not measured."""
         return ZERO if self._only_timed else super().seconds(cost, rate, tensors, impl)
 
@@ -775,16 +779,17 @@ def estimator_on(
     shape, executed = machine.shape, machine.executed
     known = hardware or local_machine(shape.size, one_memory=machine.one_memory)
     costs = MeasuredCosts(executed, known, stored_layout, parts) if profile else None
-    # Without splits no processor of a SIMD program needs another, and without effects only the
-    # results of the first are read.
-    only_first = machine.simd and not any(op.has_effect for op in parts.operations)
+    # Without splits no processor needs another that has a memory of its own, and without effects
+    # only the results of the first are read.
+    apart = not machine.one_memory and executed.size > 1
+    only_first = apart and not any(op.has_effect for op in parts.operations)
 
     def of(names: Collection[str], **also: Any) -> StepEstimator:
         """Returns the estimator of the layouts that split over some mesh dimensions."""
         program = layout_over(names) if machine.one_thread_each(names) else ""
         # Where threads are left to TensorFlow, each operation has all of them.
         shares_out = not program
-        share = 1.0 / shape.size if only_first and not names else 1.0
+        share = 1.0 / executed.size if only_first and not names else 1.0
         its = CostModel(executed, known, stored_layout, shares_out, share)
         if costs is not None:
             its = costs.of(program, shares_out, share)

@@ -29,6 +29,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import WrongTypeError, dims_text, tensors_text
@@ -427,7 +428,8 @@ class FourierOperation(Operation):
                 return
         for step in self._plan(mesh_impl):
             if step.kind == "transform":
-                value = mesh_impl.slicewise(lambda t, s=step: self._transform(t, s.axes), value)
+                fn = functools.partial(self._transform, mesh_impl, step.axes)
+                value = mesh_impl.slicewise(fn, value)
             else:
                 value = _moved(mesh_impl, value, step)
         lowering.set_tensor_lowering(y, value)
@@ -443,8 +445,8 @@ class FourierOperation(Operation):
         layout = list(mesh_impl.even_layout(self._inputs[0].shape))
         for step in plan:
             if step.kind == "transform":
-                axes = step.axes
-                value = mesh_impl.on_parts(lambda t, a=axes: self._transform(t, a), value, layout)
+                fn = functools.partial(self._transform, mesh_impl, step.axes)
+                value = mesh_impl.on_parts(fn, value, layout)
                 continue
             if step.joined is not None:
                 layout[step.joined] = None
@@ -453,7 +455,7 @@ class FourierOperation(Operation):
             value = mesh_impl.annotate_axes(value, layout)
         return value
 
-    def _transform(self, t: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
+    def _transform(self, mesh_impl: MeshImpl, axes: Sequence[int], t: tf.Tensor) -> tf.Tensor:
         """Transforms a slice along some axes, each whole in it."""
         functions = _KINDS[self._kind].functions
         rank = t.shape.ndims
@@ -469,6 +471,11 @@ class FourierOperation(Operation):
             sizes = t.shape.as_list()[: rank - len(last)]
             t = functions[len(last) - 1](t, **further)
             t.set_shape([*sizes, *lengths])
+            if mesh_impl.is_compiled_by_xla:
+                # XLA, for CPUs, lets what reads a transform decide about the order of its
+                # dimensions in memory, and then refuses all orders but one. A row has one order.
+                [row] = gen_xla_ops.xla_optimization_barrier([tf.reshape(t, [-1])])
+                t = tf.reshape(row, [*sizes, *lengths])
             if perm != sorted(perm):
                 t = tf.transpose(t, [perm.index(axis) for axis in range(rank)])
         return t

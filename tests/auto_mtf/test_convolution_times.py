@@ -53,8 +53,8 @@ def test_padding_of_whole_images_is_not_computed():
     # Of the windows of 8 pixels with 3 each, two lack one.
     inside, every = 22 / 24, flops(op, {}, CORES)
     assert flops(op, {}) == pytest.approx(every * inside**2, rel=1e-4)
-    # The edges of a part have the zeros beyond the image as numbers.
-    assert flops(op, {"h": "rows"}) == pytest.approx(every / 2 * inside, rel=1e-4)
+    # A part with edges of others has the zeros beyond the image as numbers, on all sides.
+    assert flops(op, {"h": "rows"}) == pytest.approx(every / 2, rel=1e-4)
     assert flops(op, {"h": "rows", "w": "cols"}) == pytest.approx(every / 4, rel=1e-4)
     assert flops(convolution(padding="VALID"), {}) == flops(convolution(padding="VALID"), {}, CORES)
 
@@ -91,6 +91,27 @@ def test_accelerators_compute_all():
     assert hardware.local_machine(4, one_memory=True).vector_bytes in (16, 32, 64)
     whole = hardware.CostModel(SHAPE, CORES).impl({})
     assert flops(op, {}, CORES) * SHAPE.size == op.cost(whole).flops
+
+
+@pytest.mark.parametrize("rank, of_window, of_filter", [(2, 58, 63), (3, 300, 720)])
+def test_windows_are_copied_where_xla_compiles(rank, of_window, of_filter):
+    """Which takes the time of narrow convolutions; wide ones take that of their products."""
+
+    def kept(channels, narrow=False):
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        size = ",".join(f"{name}:8" for name in "hwd"[:rank])
+        x = mtf.ones(mesh, f"batch:4,{size},in:{3 if narrow else 16}")
+        y = getattr(mtf.layers, f"conv{rank}d")(x, mtf.Dimension("out", channels), padding="VALID")
+        w = y.operation.inputs[1]
+        by_w, by_x = (t.operation for t in mtf.gradients([mtf.reduce_sum(y)], [w, x]))
+        known = CORES.replace(compiled=True)
+        return [flops(op, {}, known) / flops(op, {}, CORES) for op in (y.operation, by_w, by_x)]
+
+    narrow = [of_window / (2 * 16), of_filter / (2 * 16), of_window / (2 * 16)]
+    assert kept(16) == pytest.approx([max(1, one) for one in narrow], rel=1e-3)
+    assert kept(4096)[0] == 1.0
+    # Three channels are read as eight.
+    assert kept(16, narrow=True)[0] == pytest.approx(8 / 3 * of_window / 32, rel=1e-3)
 
 
 def test_images_are_split_rather_than_channels_of_a_vector():

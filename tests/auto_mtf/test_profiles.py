@@ -285,6 +285,23 @@ def test_an_explanation_says_what_was_timed(tmp_path):
     assert sum(s.total for s in part.values()) < sum(s.total for s in every.values())
 
 
+@pytest.mark.parametrize("simd, tasks", [(True, [0] * 4), (False, range(4)), (False, [0] * 4)])
+def test_without_splits_and_effects_one_processor_computes(simd, tasks):
+    """Of those that have a memory of their own: TensorFlow leaves out what nobody reads."""
+    devices = [f"/job:worker/task:{t}/device:CPU:{i}" for i, t in enumerate(tasks)]
+    machine = profiles.Processors(SHAPE, CPUS if simd else devices, simd)
+    known = hardware.local_machine(4, one_memory=machine.one_memory).replace(sharing_seconds=1.0)
+
+    def seconds(parts):
+        return profiles.estimator_on(machine, parts, None, known).estimate("").seconds.compute
+
+    only = dense(), dense(optimizer=mtf.optimize.SgdOptimizer(0.1))
+    read, updated = map(seconds, only)
+    # Updates themselves take next to nothing.
+    assert read < (updated / 3 if simd or len(set(tasks)) > 1 else updated)
+    assert read > updated / 8
+
+
 def test_merged_processors_are_one():
     """On one device nothing is split, whatever the layout says."""
     one = profiles.Processors(SHAPE, ["cpu:0"] * 4)
@@ -296,6 +313,9 @@ def test_merged_processors_are_one():
     four = profiles.Processors(SHAPE, CPUS)
     assert four.executed == SHAPE and four.slices("batch:rows;h:cols") == 4
     assert profiles.Processors(SHAPE, CPUS, simd=True).slices("") == 4
+    # Each process computes its own, whatever the others have.
+    tasks = [f"/job:worker/task:{task}/device:CPU:0" for task in range(4)]
+    assert profiles.Processors(SHAPE, tasks).slices("") == 4
 
 
 def test_what_cannot_run_alone_keeps_the_time_of_the_cost_model(tmp_path):

@@ -538,6 +538,21 @@ def test_constants_that_processors_read_of_each_other(tf_graph, size, share):
     assert seconds(z, kept, "d:a") == seconds(z, kept, "") == 0.0
 
 
+def test_what_is_gathered_in_one_memory_is_made_once(tf_graph):
+    """For all processors that have it, and not for each slice that it is made of."""
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    x = mtf.random_uniform(mesh, "a:16,b:16")
+    op = mtf.replace_dimensions(x, x.shape[1], mtf.Dimension("c", 16)).operation
+    known = SHARED.replace(link=Link(1e30, 1.0))  # a second for each slice that is made
+    model = CostModel(mtf.convert_to_shape("rows:2,cols:4"), known)
+    for layout, copies in ({"a": "rows", "b": "cols"}, 2), ({"b": "cols"}, 1), ({"b": "rows"}, 1):
+        assert model.operation(op, model.impl(layout)).communication == pytest.approx(copies)
+    soft = mtf.softmax(x, x.shape[1]).operation
+    # Two sums, of the largest and of all, each of four slices for either half of the rows.
+    whole = model.operation(soft, model.impl({"a": "rows", "b": "cols"})).communication
+    assert whole == pytest.approx(2 * 2 * 4)
+
+
 def test_transforms_in_one_memory(tf_graph):
     """The axes that split the input and the output of one are not split at a time."""
     mesh = mtf.Mesh(mtf.Graph(), "mesh")

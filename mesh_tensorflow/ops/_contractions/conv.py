@@ -625,6 +625,18 @@ class ConvNdOperation(Operation):
         return [d for d in self._form.kind.blocks if d is not None]
 
     @property
+    def rank(self) -> int:
+        """The number of spatial dimensions."""
+        return self._form.kind.rank
+
+    @property
+    def channels_read(self) -> Optional[Dimension]:
+        """Of an image that is computed, the channels of the one whose windows are summed."""
+        _, _, computed, shapes = self._form
+        axes = {NARROW: -2, WIDE: -1}
+        return shapes[FILTER][axes[computed]] if computed in axes else None
+
+    @property
     def with_edges(self) -> tuple[Shape, float]:
         """The Shape of the wide image, and the elements beyond it where its blocks are split.
 
@@ -652,19 +664,19 @@ class ConvNdOperation(Operation):
     def share_inside(self, mesh_impl: MeshImpl) -> float:
         """Returns which part of the products of pixels and windows is not with padding.
 
-        Kernels leave out the padding of whole images. The edges of parts are real numbers, or zeros
-        that look like them.
+        Kernels leave out the padding of whole images. Where halos come from other processors, the
+        image has its padding in all dimensions, as zeros that look like numbers.
 
         Args:
           mesh_impl: a MeshImpl.
         """
         form, share = self._form.joined(mesh_impl), 1.0
         halos = {h.tensor_axis: h for h in self._halos_of(form, mesh_impl)}
+        if any(h.mesh_axis is not None for h in halos.values()):
+            return 1.0
         axes = zip(sorted(halos), form.shapes[FILTER].to_integer_list, form.kind.strides)
         for axis, window, stride in axes:
             h = halos[axis]
-            if h.mesh_axis is not None:
-                continue
             begins = range(-h.left, h.width - window - h.left + 1, stride)
             inside = sum(min(h.size, b + window) - max(0, b) for b in begins)
             share *= inside / (window * len(begins))
