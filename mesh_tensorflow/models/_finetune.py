@@ -140,8 +140,10 @@ def finetune(
             raise ValueError(f"finetune: save_adapters={save_adapters!r} is no path of a folder")
         adapters.check_saved(form)
         check_writable(os.fspath(save_adapters), "finetune: save_adapters")
-    if exact_match and eval_examples is None:
-        raise ValueError("finetune: exact_match is of eval_examples, which are not given")
+    of_evaluations = {"exact_match": exact_match, "eval_every": options.get("eval_every")}
+    for name, value in of_evaluations.items():
+        if value and eval_examples is None:
+            raise ValueError(f"finetune: {name} is of eval_examples, which are not given")
     rows = model.examples(examples, length, pack)
     eval_rows = None
     if eval_examples is not None:

@@ -9,14 +9,63 @@ import importlib.util
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Optional
+from typing import Any, ClassVar, NamedTuple, Optional
 
 from mesh_tensorflow._core.errors import missing_package
 from mesh_tensorflow._huggingface import read_json
 from mesh_tensorflow.transformer.vocabulary import Vocabulary
 
-# Control tokens, by llama.cpp's number of the type; texts have them by their names.
-_CONTROL = 3
+# By llama.cpp's numbers of types: texts have control tokens by their names, which are not decoded;
+# and tokens that are found before a text is split, which are.
+_CONTROL, _WHOLE = 3, 4
+# Into what the tokenizers of GGUF files split texts before they join byte pairs, as the models'
+# authors published it: words, with what comes before them; numbers; signs; space.
+_ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACE = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SIGNS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
+_WORD_OR_SIGN = r"[^\r\n\p{L}\p{N}]?"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+
+
+def _cased(endings: str, numbers: str) -> str:
+    """Returns the expression of a split that also cuts between small and capital letters."""
+    small = f"{_WORD_OR_SIGN}{_UPPER}*{_LOWER}+{endings}"
+    capital = f"{_WORD_OR_SIGN}{_UPPER}+{_LOWER}*{endings}"
+    signs = _SIGNS.replace(r"[\r\n]", "[\\r\\n/]")
+    return f"{small}|{capital}|{numbers}{signs}{_SPACE}"
+
+
+_LLAMA3 = rf"{_ENDINGS}|{_WORD_OR_SIGN}\p{{L}}+|\p{{N}}{{1,3}}{_SIGNS}{_SPACE}"
+
+
+class _Split(NamedTuple):
+    """How a tokenizer of byte pairs takes a text apart.
+
+    Attributes:
+      pattern: a regular expression of the parts; None for that of GPT-2.
+      digits: whether digits are parts of their own before that.
+      whole: whether a part that is a token is not joined from pairs, and texts begin with
+        `bos_token`, unless the file says otherwise.
+      composed: whether letters and their accents are composed first.
+    """
+
+    pattern: Optional[str] = None
+    digits: bool = False
+    whole: bool = False
+    composed: bool = False
+
+
+_SPLITS = {
+    **dict.fromkeys(("gpt-2", "default", "olmo", "mpt", "phi-2"), _Split()),
+    "smollm": _Split(digits=True),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3"), _Split(_LLAMA3, whole=True)),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), _Split(_LLAMA3)),
+    **dict.fromkeys(
+        ("qwen2", "deepseek-r1-qwen"), _Split(_LLAMA3.replace("{1,3}", ""), composed=True)
+    ),
+    "gpt-4o": _Split(_cased(f"{_ENDINGS}?", r"\p{N}{1,3}")),
+    "tekken": _Split(_cased("", r"\p{N}"), whole=True),
+}
 _ENDING = ".jinja"
 _TOKENIZER, _TEMPLATE = "tokenizer.json", f"chat_template{_ENDING}"
 _SETTINGS, _TOKENS = "tokenizer_config.json", "special_tokens_map.json"
@@ -316,27 +365,47 @@ def of_gguf(metadata: Mapping[str, Any]) -> Optional[Tokenizer]:
     Args:
       metadata: its `metadata`.
     """
-    # Byte pairs as in GPT-2; before they are joined, some models cut numbers into digits.
-    kinds = {"smollm": True, "gpt-2": False, "default": False}
-    kind = metadata.get("ggml.pre", "default")
-    if metadata.get("ggml.model") != "gpt2" or kind not in kinds or not _is_installed():
+    split = _SPLITS.get(metadata.get("ggml.pre", "default"))
+    if metadata.get("ggml.model") != "gpt2" or split is None or not _is_installed():
         return None
     import tokenizers
-    from tokenizers import decoders, models, pre_tokenizers
+    from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
     tokens = metadata["ggml.tokens"]
     vocabulary = {token: i for i, token in enumerate(tokens)}
     merges = [tuple(pair.split(" ")) for pair in metadata["ggml.merges"]]
-    made = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    steps: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    if kinds[kind]:
+    made = tokenizers.Tokenizer(
+        models.BPE(vocab=vocabulary, merges=merges, ignore_merges=split.whole)
+    )
+    of_gpt2 = split.pattern is None
+    steps: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=of_gpt2)]
+    if split.pattern is not None:
+        steps.insert(0, pre_tokenizers.Split(tokenizers.Regex(split.pattern), "isolated"))
+    if split.digits:
         steps.insert(0, pre_tokenizers.Digits(individual_digits=True))
     made.pre_tokenizer = pre_tokenizers.Sequence(steps)
     made.decoder = decoders.ByteLevel()
+    if split.composed:
+        made.normalizer = normalizers.NFC()
     types = metadata.get("ggml.token_type", [])
-    made.add_special_tokens([token for token, t in zip(tokens, types) if t == _CONTROL])
+    for kind, special in ((_CONTROL, True), (_WHOLE, False)):
+        found = [token for token, t in zip(tokens, types) if t == kind]
+        made.add_tokens(
+            [tokenizers.AddedToken(t, special=special, normalized=False) for t in found]
+        )
     ids = {name: metadata.get(f"ggml.{name}_id") for name in _BEGIN_AND_END}
     named = {name: tokens[i] for name, i in ids.items() if i is not None}
+    # Around each text, unless the file has no such token.
+    added = {
+        "bos_token": metadata.get("ggml.add_bos_token", split.whole),
+        "eos_token": metadata.get("ggml.add_eos_token", False),
+    }
+    before, after = ([named[n]] if added[n] and n in named else [] for n in _BEGIN_AND_END)
+    if before or after:
+        made.post_processor = processors.TemplateProcessing(
+            single=[*before, "$A", *after],
+            special_tokens=[(token, vocabulary[token]) for token in {*before, *after}],
+        )
     # Else transformers would make a tokenizer of the vocabulary as the family usually has it.
     settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
     return Tokenizer(made, metadata.get("chat_template"), named, settings=settings)

@@ -387,6 +387,11 @@ def fit(
     callbacks = check_callbacks(callbacks, logdir)
     check_seed(seed)
     best = None if keep_best is None else _best_of(keep_best, directory, eval_data)
+    if eval_every is not None and eval_data is None:
+        raise ValueError(
+            f"fit: eval_every={eval_every} evaluates nothing without eval_data: give fit eval_data "
+            "in the structure of dims, or leave out eval_every"
+        )
     of_model = arguments_of(Model, {**arguments, "learning_rate": learning_rate})
     model = Model(model_fn, **of_model)
     layout, auto = _layout_or_auto(layout, mesh_impl)

@@ -387,6 +387,7 @@ def test_answers_of_any_length():
         ({"freeze": ""}, "freeze='' is found in all of the names"),
         ({"epochs": 1}, "give steps or epochs, one of them"),
         ({"exact_match": True}, "exact_match is of eval_examples, which are not given"),
+        ({"eval_every": 2}, "eval_every is of eval_examples, which are not given"),
         (
             {"exact_match": True, "eval_examples": EXAMPLES},
             "example 0 of the list has no prompt with an answer at its end",

@@ -533,6 +533,51 @@ def test_tokens_that_a_gguf_template_names():
     assert made.settings == {"tokenizer_class": "PreTrainedTokenizerFast"}
 
 
+SPLITS = {
+    "gpt-2": "I|'|LL| pay| 1234| camelCase|'s|/|\n\n| x",
+    "smollm": "I|'|LL| pay| |1|2|3|4| camelCase|'s|/|\n\n| x",
+    "llama-bpe": "I|'LL| pay| |123|4| camelCase|'s|/\n\n| x",
+    "dbrx": "I|'LL| pay| |123|4| camelCase|'s|/\n\n| x",
+    "qwen2": "I|'LL| pay| |1|2|3|4| camelCase|'s|/\n\n| x",
+    "gpt-4o": "I'LL| pay| |123|4| camel|Case's|/\n\n| x",
+    "tekken": "I|'LL| pay| |1|2|3|4| camel|Case|'s|/\n\n| x",
+}
+
+
+@pytest.mark.parametrize("kind", SPLITS)
+def test_how_tokenizers_of_gguf_files_split_texts(kind):
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = [*alphabet, "<s>", "<think>", "pay"]
+    metadata = {
+        "ggml.model": "gpt2",
+        "ggml.pre": kind,
+        "ggml.tokens": tokens,
+        "ggml.merges": [],
+        "ggml.token_type": [*[1] * len(alphabet), 3, 4, 1],
+        "ggml.bos_token_id": 256,
+    }
+    made = _tokenizer.of_gguf(metadata)
+    text = SPLITS[kind].replace("|", "")
+    parts = made.tokenizer.pre_tokenizer.pre_tokenize_str(text)
+    assert "|".join(text[begin:end] for _, (begin, end) in parts) == SPLITS[kind]
+    assert made.decode(made.encode(text)) == text
+    # A token that no pairs are joined to is found by some, and texts of these begin with <s>.
+    whole = kind in ("llama-bpe", "tekken")
+    assert [tokens[i] for i in made.encode("pay")] == (["pay"] if whole else list("pay"))
+    assert made.prompt("a") == [*[256] * whole, tokens.index("a")]
+    other = _tokenizer.of_gguf({**metadata, "ggml.add_bos_token": not whole})
+    assert other.prompt("a") == [*[256] * (not whole), tokens.index("a")]
+    # Found before a text is split, and part of what is decoded, unlike control tokens.
+    assert made.encode("<think>") == [257] and made.encode("<s>") == [256]
+    assert made.decode([256, 257]) == "<think>"
+
+
+def test_no_tokenizer_is_made_of_an_unknown_kind():
+    metadata = {"ggml.model": "gpt2", "ggml.pre": "falcon", "ggml.tokens": [], "ggml.merges": []}
+    assert _tokenizer.of_gguf(metadata) is None
+    assert _tokenizer.of_gguf({**metadata, "ggml.model": "llama", "ggml.pre": "default"}) is None
+
+
 def test_texts_that_are_refused(tmp_path):
     model = mtf.models.from_pretrained(FIXTURES / "llama")
     with pytest.raises(ValueError, match="no tokenizer, so prompts are lists of ids"):

@@ -464,6 +464,10 @@ ERRORS = {
         "mesh_impl is given besides mesh_shape, layout, devices or simd",
     ),
     "eval_every": (_fit_with(eval_every=0), "eval_every=0 must be an integer of at least 1"),
+    "eval_every alone": (
+        _fit_with(eval_every=2),
+        "eval_every=2 evaluates nothing without eval_data: give fit eval_data in the structure",
+    ),
     "unused": (
         _fit_with(optimizer=None, clip_norm=1.0, layout="batch:rows"),
         "clip_norm, layout would have no effect here: it is something that only a model function",
