@@ -134,12 +134,7 @@ def finetune(
     form = model._form_of_family
     adapters, begin = _adapters_of(form, lora, freeze, options.get("seed", 0))
     if save_adapters is not None:
-        if not isinstance(adapters, Lora):
-            raise ValueError("finetune: save_adapters is for adapters; give lora, such as 'q,v:8'")
-        if not isinstance(save_adapters, (str, os.PathLike)):  # else told after the training
-            raise ValueError(f"finetune: save_adapters={save_adapters!r} is no path of a folder")
-        adapters.check_saved(form)
-        check_writable(os.fspath(save_adapters), "finetune: save_adapters")
+        _check_saved(save_adapters, adapters, form)
     of_evaluations = {"exact_match": exact_match, "eval_every": options.get("eval_every")}
     for name, value in of_evaluations.items():
         if value and eval_examples is None:
@@ -228,6 +223,16 @@ def _check_schedule(rate: Any, schedule: Optional[str], warmup_steps: int) -> No
             f"finetune: schedule and warmup_steps are for a learning_rate that is a number, and "
             f"it is {rate!r}"
         )
+
+
+def _check_saved(save_adapters: Path, adapters: object, form: Form) -> None:
+    """Raises ValueError where adapters could not be saved, which would be told after a training."""
+    if not isinstance(adapters, Lora):
+        raise ValueError("finetune: save_adapters is for adapters; give lora, such as 'q,v:8'")
+    if not isinstance(save_adapters, (str, os.PathLike)):
+        raise ValueError(f"finetune: save_adapters={save_adapters!r} is no path of a folder")
+    adapters.check_saved(form)
+    check_writable(os.fspath(save_adapters), "finetune: save_adapters")
 
 
 def _scheduled(rate: Any, schedule: Optional[str], warmup_steps: int, steps: int) -> Any:

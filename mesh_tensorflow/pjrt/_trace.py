@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextvars
 import dataclasses
+import itertools
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -15,6 +17,7 @@ import jax
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from jax.sharding import NamedSharding
+from tensorflow.python.eager import context
 
 from mesh_tensorflow._calls import within
 from mesh_tensorflow._core.layout import TensorLayout
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from mesh_tensorflow._mesh.variables.store import Form
     from mesh_tensorflow.ops._variables.variable import Variable
     from mesh_tensorflow.pjrt._store import ArrayStore
+
+_NUMBERS = itertools.count()  # of programs that are imported
 
 
 class Building(Compilation):
@@ -332,13 +337,41 @@ def imported(
     """
     # Without those that nothing depends on: an import refuses names that it does not find.
     used = {name for node in graph_def.node for name in node.input}.intersection(feeds)
+    whole, functions = _with_own_functions(graph_def)
 
     def function(*values: Any) -> list[tf.Tensor]:
         given = zip(feeds, values)
         inputs = {name: tf.convert_to_tensor(value) for name, value in given if name in used}
-        return tf.import_graph_def(graph_def, inputs, list(fetches), name="program")
+        return tf.import_graph_def(whole, inputs, list(fetches), name="program")
 
+    for name in functions:
+        weakref.finalize(function, context.context().remove_function, name).atexit = False
     return function
+
+
+def _with_own_functions(graph_def: tf.GraphDef) -> tuple[tf.GraphDef, list[str]]:
+    """Returns a graph whose functions, the bodies of loops, are known to TensorFlow by own names.
+
+    An import leaves them in the graph, where XLA does not look for them. By the names that they
+    had, TensorFlow knows them only in the process that made them, until it collects that graph.
+    """
+    whole = tf.GraphDef()
+    whole.CopyFrom(graph_def)
+    functions = whole.library.function
+    number = next(_NUMBERS)
+    names = {f.signature.name: f"{f.signature.name}_of_program_{number}" for f in functions}
+    for gradient in whole.library.gradient:
+        gradient.function_name = names.get(gradient.function_name, gradient.function_name)
+        gradient.gradient_func = names.get(gradient.gradient_func, gradient.gradient_func)
+    for node in itertools.chain(whole.node, *(f.node_def for f in functions)):
+        node.op = names.get(node.op, node.op)
+        for value in node.attr.values():
+            for called in [*value.list.func, *([value.func] if value.HasField("func") else [])]:
+                called.name = names.get(called.name, called.name)
+    for function in functions:
+        function.signature.name = names[function.signature.name]
+        context.context().add_function_def(function)
+    return whole, list(names.values())
 
 
 def _as_tensor(value: Any) -> Optional[tf.Tensor]:

@@ -379,19 +379,14 @@ def fit(
         keep=keep,
         log_every=log_every,
         microbatches=microbatches,
-        **({} if eval_every is None else {"eval_every": eval_every}),
     )
+    _check_evaluations(eval_every, eval_data)
     _check_flags_and_paths(arguments)
     learning_rate = learning_rate_of(learning_rate)
     check_optimizer(optimizer, learning_rate)
     callbacks = check_callbacks(callbacks, logdir)
     check_seed(seed)
     best = None if keep_best is None else _best_of(keep_best, directory, eval_data)
-    if eval_every is not None and eval_data is None:
-        raise ValueError(
-            f"fit: eval_every={eval_every} evaluates nothing without eval_data: give fit eval_data "
-            "in the structure of dims, or leave out eval_every"
-        )
     of_model = arguments_of(Model, {**arguments, "learning_rate": learning_rate})
     model = Model(model_fn, **of_model)
     layout, auto = _layout_or_auto(layout, mesh_impl)
@@ -446,6 +441,18 @@ def _check_numbers(**numbers: Any) -> None:
     """Raises ValueError for a number that is less than one."""
     for name, value in numbers.items():
         check_whole("fit", name, value)
+
+
+def _check_evaluations(eval_every: Optional[int], eval_data: object) -> None:
+    """Raises ValueError if there is to be an evaluation every so many steps, and nothing for it."""
+    if eval_every is None:
+        return
+    check_whole("fit", "eval_every", eval_every)
+    if eval_data is None:
+        raise ValueError(
+            f"fit: eval_every={eval_every} evaluates nothing without eval_data: give fit eval_data "
+            "in the structure of dims, or leave out eval_every"
+        )
 
 
 def _check_flags_and_paths(arguments: Mapping[str, Any]) -> None:

@@ -85,6 +85,11 @@ def _in_session(mtf, tf):
         double = mtf.assign(mesh.graph.name_to_variable["w"], 2.0 * w)
         whole = 1.0 * w
         total = mtf.reduce_sum(w * mtf.import_tf_tensor(mesh, x, w.shape))
+        # The body of a loop is a function, which the other process has to know, too.
+        first = mtf.constant(mesh, 0, dtype=tf.int32)
+        total = mtf.while_loop(
+            lambda i, u: mtf.less(i, 2), lambda i, u: [i + 1, 2.0 * u], [first, total]
+        )[1]
         # Processes tell each other what splits a value, also if it is several mesh dimensions.
         impl = mtf.GspmdMeshImpl(MESH, "hidden:cols+rows")
         lowering = mtf.Lowering(mesh.graph, {mesh: impl})

@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from helpers.pjrt import placed
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.pjrt._trace import imported, operations_of
 
 MESH, LAYOUT = "rows:2,cols:2", "batch:rows,hidden:cols"
 DATA = np.linspace(-1, 1, 32).reshape(8, 4).astype(np.float32)
@@ -181,6 +183,19 @@ def test_none_stays_none(tf_graph):
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         np.testing.assert_array_equal(session.run(made["value"]), [1, 1])
+
+
+def test_loops_of_another_process():
+    """Whose bodies TensorFlow does not know here, nor in this process once their graph is gone."""
+    with tf.Graph().as_default() as graph:
+        x = tf.placeholder(tf.float32, [], name="x")
+        y = tf.while_loop(lambda y: y < 5.0, lambda y: 2.0 * y, [x])
+        names = {op.name for op in graph.get_operations()} - {x.op.name}
+        whole = operations_of(graph.as_graph_def(), names).SerializeToString()
+    for prefix in (b"other_", b"third_"):
+        told = tf.GraphDef.FromString(whole.replace(b"while_", prefix))
+        compiled = tf2.function(imported(told, ["x"], [y.name]), jit_compile=True)
+        assert [float(compiled(tf.constant(x))[0]) for x in (1.0, 3.0)] == [8, 6]
 
 
 def test_assignments_to_variables_of_tensorflow_come_after_the_program(tf_graph):

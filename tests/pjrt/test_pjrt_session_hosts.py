@@ -37,7 +37,7 @@ def found(directory, what):
 def test_a_session_runs_on_the_devices_of_two_processes(tmp_path):
     chief, other = found(tmp_path, "session")
     values = chief.pop("variables")
-    assert chief == {"totals": [120.0, 240.0], "whole": [4.0] * 16}
+    assert chief == {"totals": [480.0, 960.0], "whole": [4.0] * 16}
     assert values == {"w": [4.0] * 16, "global_step": 2}
     assert other == [{**chief, "variables": values}, []]
 
