@@ -364,7 +364,9 @@ def test_objectives(tf_graph):
     assert StepEstimator(graph, shape, outputs, SLOW).estimate(layout).seconds.total == min(times)
     with pytest.raises(ValueError, match="objective='speed' is none of 'memory', 'time'"):
         mtf.auto_mtf.layout(graph, "m:2", outputs, objective="speed")
-    with pytest.raises(ValueError, match="memory_limit_bytes=0 must be a number of bytes, more than 0"):
+    with pytest.raises(
+        ValueError, match="memory_limit_bytes=0 must be a number of bytes, more than 0"
+    ):
         mtf.auto_mtf.layout(graph, "m:2", outputs, memory_limit_bytes=0)
     with pytest.raises(ValueError, match="unknown hardware 'tpu_v9': it is one of tpu_v2, tpu_v3"):
         mtf.auto_mtf.layout(graph, "m:2", outputs, hardware="tpu_v9")
