@@ -358,8 +358,8 @@ def binary_reduction_fn(reduction_fn_string: str) -> Callable:
     return _BINARY_REDUCTIONS[reduction_fn_string]
 
 
-# Kernels of elementwise functions broadcast along so many groups of neighboring dimensions, those
-# counted between which operands are not broadcast.
+# Neighboring dimensions that the same operands have are one to an elementwise kernel, which
+# broadcasts along at most so many.
 _GROUPS = 5
 
 
@@ -371,20 +371,23 @@ def _groups(shapes: Sequence[Sequence[int]]) -> int:
     return sum(1 for _ in itertools.groupby(patterns))
 
 
-def for_kernels(slices: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def for_kernels(
+    slices: Sequence[tf.Tensor], sizes: Optional[Sequence[int]] = None
+) -> list[tf.Tensor]:
     """Returns slices that are broadcast to each other, repeated where no kernel could do it.
 
     Dimensions of many names may alternate between two tensors, as a, c, e and a, b, c, d, e, f do.
 
     Args:
       slices: tf.Tensors whose shapes can be broadcast to each other.
+      sizes: a shape that they are broadcast to besides; None if there is none.
     """
-    shapes = [x.shape.as_list() for x in slices]
+    shapes = [x.shape.as_list() for x in slices] + ([] if sizes is None else [list(sizes)])
     rank = max(map(len, shapes))
     if rank <= _GROUPS or _groups(shapes) <= _GROUPS:
         return list(slices)
     full = [[1] * (rank - len(s)) + s for s in shapes]
-    factors = [[1] * rank for _ in slices]
+    factors = [[1] * rank for _ in full]
     # From the last dimension on: what is broadcast along the first ones is repeated by rows.
     for d in reversed(range(rank)):
         size = max(s[d] for s in full)
@@ -564,9 +567,7 @@ def tile_slice(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
     """Broadcasts a slice to `sizes` where it is smaller."""
     if x.shape.as_list() == list(sizes):
         return x
-    if _groups([x.shape.as_list(), sizes]) > _GROUPS:
-        aligned = [1] * (len(sizes) - x.shape.ndims) + x.shape.as_list()
-        return tf.tile(tf.reshape(x, aligned), [n // m for n, m in zip(sizes, aligned)])
+    [x] = for_kernels([x], sizes)
     return tf.broadcast_to(x, constant(list(sizes)))
 
 
