@@ -55,13 +55,13 @@ def test_dimensions_alternate_between_operands(second, out, layout):
     )
     shape = mtf.Shape([(d, 2) for d in out])
 
-    def of(fn, *added):
+    def of(fn):
         """Returns a NumPy function of the operands, broadcast to the output."""
         whole = [
             np.einsum(f"{names},{out}->{out}", a, np.ones([2] * len(out), np.float32))
             for a, names in zip(arrays, ("aceg", second))
         ]
-        return fn(*whole, *added)
+        return fn(*whole)
 
     both = np.random.default_rng(2).normal(size=[2] * len(out)).astype(np.float32)
     condition = mtf.import_tf_tensor(mesh, both > 0, shape)
