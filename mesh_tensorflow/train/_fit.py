@@ -380,13 +380,13 @@ def fit(
         log_every=log_every,
         microbatches=microbatches,
     )
-    _check_evaluations(eval_every, eval_data)
     _check_flags_and_paths(arguments)
     learning_rate = learning_rate_of(learning_rate)
     check_optimizer(optimizer, learning_rate)
     callbacks = check_callbacks(callbacks, logdir)
     check_seed(seed)
     best = None if keep_best is None else _best_of(keep_best, directory, eval_data)
+    _check_evaluations(eval_every, eval_data)
     of_model = arguments_of(Model, {**arguments, "learning_rate": learning_rate})
     model = Model(model_fn, **of_model)
     layout, auto = _layout_or_auto(layout, mesh_impl)
