@@ -118,7 +118,7 @@ class Progress:
         if self._live:
             self._next = now + _REDRAW_SECONDS
             _line.show(self)
-        else:
+        elif not (self._leave and self.done == self.total):  # the last line says it, and how long
             self._next = now + self._pause
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
             _write(self._stream, self.line() + "\n")

@@ -8,7 +8,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Optional, Union, cast
+from typing import Any, Optional, Union, cast
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -24,15 +24,17 @@ from mesh_tensorflow._processes.processes import processes
 from mesh_tensorflow.auto_mtf.measured import Auto
 from mesh_tensorflow.models import _lora
 from mesh_tensorflow.models._examples import Examples, questions_of
-from mesh_tensorflow.models._experts import balance_loss, coefficient_of, figures_of
 from mesh_tensorflow.models._family import Form
+from mesh_tensorflow.models._language_model import (
+    LanguageModel,
+    balance_loss,
+    coefficient_of,
+    figures_of,
+)
 from mesh_tensorflow.models._lora import Lora
 from mesh_tensorflow.ops._variables.variable import Adapters, VariableDType, adapting
 from mesh_tensorflow.optimize import AdamWOptimizer
 from mesh_tensorflow.train import Result, fit, metrics
-
-if TYPE_CHECKING:
-    from mesh_tensorflow.models import LanguageModel
 
 Path = Union[str, "os.PathLike[str]"]
 _RATE = 1e-4

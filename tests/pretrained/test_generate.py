@@ -376,7 +376,7 @@ def test_the_loop_ends_when_all_rows_have(tmp_path):
             return super().hear(rows, ids, step)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mtf.models, "Listener", Counter)
+        patch.setattr(mtf.models._language_model, "Listener", Counter)
         assert model.generate(PROMPTS[:1], 12, stop=[free[3], "never"]) == [free[:4]]
         assert max(steps) == 3
         model.generate(PROMPTS[:1], 12, stop=[-1, "never"])
