@@ -110,6 +110,13 @@ def test_work_of_less_than_a_second_has_only_a_last_line():
     assert untimed(stream.getvalue()) == "train: 300/300 steps in 0.0 s, loss 0.003333\n"
 
 
+def test_the_last_step_is_told_once(at_once):
+    stream = io.StringIO()
+    with Progress(1, "train", stream=stream) as progress:
+        progress.update()
+    assert untimed(stream.getvalue()) == "train: 1/1 step in 0.0 s\n"
+
+
 def test_a_silent_line_writes_nothing(at_once, terminal, output):
     output(terminal)
     with Progress(9, "train", show=False) as progress:
