@@ -120,6 +120,8 @@ def is_users(frame: FrameType) -> bool:
       frame: a Python frame.
     """
     file = frame.f_code.co_filename
+    if file == "<string>":  # typed in; or generated in a file, such as __init__ of a data class
+        return "__file__" not in frame.f_globals
     users = _is_users.get(file)
     if users is None:
         users = _is_users[file] = not _is_between(file, frame.f_globals.get("__name__", ""))

@@ -1,6 +1,7 @@
 """The line of the user's program that made an operation, and errors that tell it."""
 
 import copy
+import dataclasses
 import functools
 import pickle
 import re
@@ -12,6 +13,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
+from mesh_tensorflow.transformer import attention
 
 A, B = mtf.Dimension("a", 4), mtf.Dimension("b", 6)
 
@@ -46,9 +48,28 @@ class OwnOperation(mtf.Operation):
         self._outputs = [mtf.Tensor(self, x.shape, x.dtype)]
 
 
+@dataclasses.dataclass
+class OwnModel:
+    """A data class, whose generated constructor has no line."""
+
+    mesh: mtf.Mesh
+
+    def __post_init__(self):
+        self.weight = mtf.zeros(self.mesh, [A])  # own weight
+
+
 def source(op):
     assert op.site.file == __file__
     return op.site.source
+
+
+def test_site_of_what_a_data_class_makes():
+    mesh = new_mesh()
+    assert source(OwnModel(mesh).weight.operation).endswith("# own weight")
+    dtype = mtf.VariableDType(tf.float32)
+    with tf.Graph().as_default():
+        attention.AttentionParams(mesh, A, A, A, B, B, [], [], dtype)  # made by the package
+    assert source(mesh.graph.operations[-1]).endswith("# made by the package")
 
 
 def test_site_is_the_innermost_line_of_the_user(tf_graph):
