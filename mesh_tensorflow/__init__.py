@@ -13,6 +13,7 @@ gc.disable()
 try:
     from mesh_tensorflow import _gin_names as _gin_names  # isort: skip
     from mesh_tensorflow import _pjrt as _pjrt  # isort: skip
+    from mesh_tensorflow import _replaced as _replaced  # isort: skip
     from mesh_tensorflow._core import errors as _errors  # isort: skip
     from mesh_tensorflow._core import operation as _operation  # isort: skip
     from mesh_tensorflow import ops as ops  # isort: skip (the order in which the package is built up)
@@ -40,6 +41,7 @@ finally:
         gc.enable()
 
 _gin_names.prefer_names_of_users()
+_replaced.replaceable(__name__)
 
 
 def __getattr__(name: str) -> object:

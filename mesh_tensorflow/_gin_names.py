@@ -29,13 +29,21 @@ ADDED = frozenset(
 )
 
 
+# What gin.tf names TensorFlow's functions; the classic registered none of them.
+_OF_TENSORFLOW = "tf."
+
+
 class _UsersFirst(SelectorMap):
     """A table of selectors in which an added one matches only what no other one matches."""
 
     def matching_selectors(self, partial_selector: str) -> list[str]:
         """Returns the selectors that end like a part of one, without those that give way."""
         found: list[str] = super().matching_selectors(partial_selector)
-        return [selector for selector in found if selector not in ADDED] or found
+        return [
+            selector
+            for selector in found
+            if selector not in ADDED and not selector.startswith(_OF_TENSORFLOW)
+        ] or found
 
 
 def prefer_names_of_users() -> None:

@@ -60,6 +60,7 @@ from mesh_tensorflow._mesh.slice_functions import (
 )
 from mesh_tensorflow._mesh.variables.storage import SliceVariables
 from mesh_tensorflow._quiet import not_advised
+from mesh_tensorflow._replaced import replaceable
 
 if TYPE_CHECKING:
     from mesh_tensorflow.ops._variables.variable import Variable
@@ -1012,3 +1013,6 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
 
 class _MergedMeshImpl(ExecutedMeshImpl, PlacementMeshImpl):
     """The executed mesh of a PlacementMeshImpl; layouts must fit the requested mesh too."""
+
+
+replaceable(__name__)

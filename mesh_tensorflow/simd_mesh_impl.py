@@ -34,6 +34,7 @@ from mesh_tensorflow._mesh.tpu_topology import (
 )
 from mesh_tensorflow._mesh.variables.storage import SliceVariables
 from mesh_tensorflow._quiet import not_advised
+from mesh_tensorflow._replaced import replaceable
 from mesh_tensorflow.tpu_variables import ReplicatedVariable
 
 if TYPE_CHECKING:
@@ -534,3 +535,6 @@ class SimdMeshImpl(MeshImpl[SimdTensor]):
 
 class _MergedSimdMeshImpl(ExecutedMeshImpl, SimdMeshImpl):
     """The executed mesh of a SimdMeshImpl all of whose processors are one."""
+
+
+replaceable(__name__)

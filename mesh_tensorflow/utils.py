@@ -12,6 +12,7 @@ import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._calls import within
+from mesh_tensorflow._replaced import replaceable
 
 if TYPE_CHECKING:
     from tensorflow.tpu.experimental import Topology
@@ -214,3 +215,6 @@ def taken_summaries(start: int) -> dict[str, tf.Tensor]:
             ", ".join(found.keys() - there.keys()),
         )
     return there
+
+
+replaceable(__name__)

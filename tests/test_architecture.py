@@ -16,7 +16,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # A part imports what stands before it, never what stands after or beside it.
 ORDER = [
-    ["_quiet", "_calls", "_units", "_gin_names"],
+    ["_quiet", "_calls", "_replaced", "_units", "_gin_names"],
     [
         "utils",
         "_paths",

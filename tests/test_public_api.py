@@ -11,14 +11,18 @@ import inspect
 import json
 import pathlib
 import re
+import sys
 import textwrap
 
 import gin
 import pytest
+import tensorflow.compat.v1 as tf
 from helpers import processes
+from helpers.oracle.utils_cases import Numbers
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import _gin_names
+from mesh_tensorflow import _gin_names, optimize
+from mesh_tensorflow.transformer import transformer, transformer_layers, utils
 
 API = json.loads((pathlib.Path(__file__).parent / "data" / "public_api.json").read_text())
 # What is complete; the rest of the list is for modules to come.
@@ -256,6 +260,15 @@ def test_added_gin_names():
     } == _gin_names.ADDED
 
 
+def test_what_shares_its_name_with_a_function_of_tensorflow():
+    """gin.tf, which transformers import, has `tf.train.MomentumOptimizer` too."""
+    gin.parse_config("MomentumOptimizer.momentum = 0.5")
+    assert gin.query_parameter("optimize.MomentumOptimizer.momentum") == 0.5
+    assert gin.get_configurable("tf.train.MomentumOptimizer") is not gin.get_configurable(
+        "MomentumOptimizer"
+    )
+
+
 @pytest.mark.parametrize("name", ["cosine_schedule", "LionOptimizer", "stored_layout"])
 def test_a_users_function_by_an_added_name(name):
     def own(peak=1.0):
@@ -276,6 +289,86 @@ def test_gin_bindings():
     for name, value in [("slice", 5), ("variable", 7)]:
         full = f"rewrite_stack_variables.max_combined_{name}_size"
         assert gin.query_parameter(full) == value
+
+
+# By module and function: what calls it, from another file or by a table.
+CALLERS = {
+    ("transformer.transformer", "make_bitransformer"): lambda: utils.build_model(
+        "bitransformer", 8, 8
+    ),
+    ("transformer.utils", "build_model"): lambda: _estimator(),
+    ("transformer.utils", "tpu_estimator_model_fn"): lambda: _estimator(),
+    ("transformer.utils", "get_variable_dtype"): lambda: _loss(),
+    ("transformer.attention", "attention"): lambda: _loss(),
+    ("transformer.transformer", "sublayer_mask_padding"): lambda: _loss(),
+    ("layers", "softmax_cross_entropy_with_logits"): lambda: _loss(),
+    ("ops", "einsum"): lambda: mtf.matmul(*_tensors("a:2", "a:2")),
+    ("", "relu"): lambda: _loss(),
+}
+
+
+def _tensors(*shapes):
+    mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    return [mtf.ones(mesh, shape) for shape in shapes]
+
+
+SMALL = """
+make_layer_stack.layers = [@transformer_layers.DenseReluDense]
+make_layer_stack.num_layers = 1
+LayerStack.sublayers_initial = []
+LayerStack.sublayers_per_layer = []
+LayerStack.sublayers_final = []
+Unitransformer.d_model = 8
+Unitransformer.max_length = 8
+"""
+
+
+def _estimator():
+    gin.parse_config(SMALL)
+    names = inspect.signature(utils.get_estimator).parameters
+    given = {"vocabulary": Numbers(), "model_type": "lm", "layout_rules": "", "mesh_shape": ""}
+    given.update(batch_size=2, sequence_length=4, autostack=True, optimizer=optimize.SgdOptimizer)
+    return utils.get_estimator(**dict.fromkeys(list(names)[:19]) | given)
+
+
+def _loss():
+    [ids] = _tensors("batch:2,length:4")
+    layers = [transformer_layers.SelfAttention(), transformer_layers.DenseReluDense(8)]
+    call, norm = transformer.sublayer_call_layer, transformer.sublayer_rms_norm
+    stack = transformer.LayerStack(layers, [], [call, transformer.sublayer_residual], [norm])
+    model = transformer.Unitransformer(stack, 8, 8, 8, autoregressive=True, max_length=8)
+    ids = mtf.cast(ids, tf.int32)
+    return model.call_simple(ids, ids, True, variable_dtype=utils.get_variable_dtype())
+
+
+@pytest.mark.parametrize("module, name", CALLERS)
+def test_a_function_that_a_program_replaces(module, name, monkeypatch):
+    """As in the classic, `module.name = mine` is what the package calls."""
+
+    class Called(Exception):
+        pass
+
+    def mine(*args, **kwargs):
+        raise Called
+
+    public = importlib.import_module(f"mesh_tensorflow.{module}".rstrip("."))
+    with tf.Graph().as_default(), pytest.raises(Called):
+        monkeypatch.setattr(public, name, mine)
+        CALLERS[module, name]()
+
+
+def test_no_file_keeps_a_function_that_a_program_replaces(monkeypatch):
+    files = [m for n, m in sys.modules.items() if n.startswith("mesh_tensorflow.") and "._" in n]
+    held = [dict(vars(module)) for module in files]
+    for public, name in [(transformer, "Unitransformer"), (utils, "eval_model"), (mtf.ops, "add")]:
+        original = getattr(public, name)
+        with monkeypatch.context() as patch:
+            patch.setattr(public, name, print)
+            left = [m.__name__ for m in files if original in vars(m).values()]
+            assert not left
+            assert getattr(mtf, name, original) is original  # another module's name
+        assert getattr(public, name) is original
+    assert [dict(vars(module)) for module in files] == held
 
 
 IMPORTING = """

@@ -17,6 +17,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._core.errors import is_whole
 from mesh_tensorflow._mesh.variables import checkpoint_files
+from mesh_tensorflow._replaced import replaceable
 from mesh_tensorflow.layers._attention import dropped, logits_shape
 from mesh_tensorflow.ops._contractions.softmax import normalize
 from mesh_tensorflow.ops._variables.variable import computed_in_float32, widened
@@ -944,3 +945,6 @@ def get_assignment_map_from_checkpoint(
         assignment[name] = name
         initialized[name] = initialized[name + ":0"] = 1
     return assignment, initialized
+
+
+replaceable(__name__)

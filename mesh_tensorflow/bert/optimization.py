@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import optimize
 from mesh_tensorflow._core.errors import check_choice
+from mesh_tensorflow._replaced import replaceable
 from mesh_tensorflow.utils import steps_done
 
 __all__ = ["clip_by_global_norm", "create_optimizer"]
@@ -133,3 +134,6 @@ def create_optimizer(
         grads, _ = clip_by_global_norm(grads, mtf.constant(loss.mesh, _MAX_NORM))
     rate = _learning_rate(init_lr, num_train_steps, num_warmup_steps)
     return rate, _OPTIMIZERS[optimizer](rate).apply_grads(grads, variables)
+
+
+replaceable(__name__)

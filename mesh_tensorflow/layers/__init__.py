@@ -1,5 +1,6 @@
 """Neural network layers, one kind per file."""
 
+from mesh_tensorflow._replaced import replaceable
 from mesh_tensorflow.layers._attention import (
     dot_product_attention,
     masked_local_attention_1d_incremental,
@@ -135,3 +136,5 @@ __all__ = [
     "us_einsum",
     "weights_nonzero",
 ]
+
+replaceable(__name__)

@@ -1,5 +1,6 @@
 """Optimizers: operations that update variables, given their gradients."""
 
+from mesh_tensorflow._replaced import replaceable
 from mesh_tensorflow.optimize._accumulate import (
     AccumulatedLoss,
     ExponentialMovingAverage,
@@ -69,3 +70,5 @@ __all__ = [
     "scalar_like",
     "skip_without_gradient",
 ]
+
+replaceable(__name__)

@@ -1,5 +1,6 @@
 """Attention: functions of queries, keys and values, and their projection weights."""
 
+from mesh_tensorflow._replaced import replaceable
 from mesh_tensorflow.transformer.attention._dot_product import (
     attention,
     maybe_reshape_attention_input_for_2d_sharding,
@@ -35,3 +36,5 @@ __all__ = [
     "synthetic_attention",
     "visibility_mask_to_attention_bias",
 ]
+
+replaceable(__name__)

@@ -1,5 +1,6 @@
 """Mixtures of experts: layers of which each token uses only some parts."""
 
+from mesh_tensorflow._replaced import replaceable
 from mesh_tensorflow.transformer.moe._layer import (
     MoE1D,
     MoE2D,
@@ -35,3 +36,5 @@ __all__ = [
     "transformer_moe_layer_v1",
     "transformer_moe_layer_v2",
 ]
+
+replaceable(__name__)

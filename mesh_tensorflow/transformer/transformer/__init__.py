@@ -1,5 +1,6 @@
 """Models: stacks of layers with embeddings, for language and from one sequence to another."""
 
+from mesh_tensorflow._replaced import replaceable
 from mesh_tensorflow.transformer.transformer._bitransformer import (
     Bitransformer,
     StudentTeacher,
@@ -80,3 +81,5 @@ __all__ = [
     "sublayer_scale_norm",
     "sublayer_true_layer_norm",
 ]
+
+replaceable(__name__)

@@ -1,5 +1,6 @@
 """Layers of transformers: attention, feed-forward layers and convolutions, one kind per file."""
 
+from mesh_tensorflow._replaced import replaceable
 from mesh_tensorflow.transformer.transformer_layers._attention_variants import (
     BranchedEncDecAttention,
     BranchedSelfAttention,
@@ -63,3 +64,5 @@ __all__ = [
     "enc_dec_attention_bias",
     "relative_position_spans",
 ]
+
+replaceable(__name__)

@@ -1,6 +1,7 @@
 """Training, evaluating, decoding, scoring and exporting transformers, configured by gin."""
 
 from mesh_tensorflow._programs import FLAGS
+from mesh_tensorflow._replaced import replaceable
 from mesh_tensorflow.transformer.utils._data import (
     clean_decodes,
     encode_delimited_lm,
@@ -100,3 +101,5 @@ __all__ = [
     "variable_filter_max_size",
     "write_lines_to_file",
 ]
+
+replaceable(__name__)
