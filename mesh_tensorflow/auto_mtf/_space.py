@@ -212,6 +212,8 @@ class LayoutSpace:
 # -- the legal layouts of a program
 
 _SEPARATORS = re.compile(r"[;,\s]+")
+# Names that functions give to dimensions within: `cumsum` and `dynamic_shift` those of the classic.
+_INTERNAL = re.compile(r"_.*|tmp_dim_cumsum|dynamic_shift_tmp")
 
 
 class PartBoundary(ReshapeOperation):
@@ -245,7 +247,9 @@ def layout_space(
     """Returns the legal layouts of a program, without those that a search does not try.
 
     These are the ones that ring attention refuses, and those that split what operations need whole,
-    or what the mesh does not divide.
+    what the mesh does not divide, or what has its name only within a function: a rule for
+    "tmp_dim_cumsum" says nothing to the user whose program takes a cumulative sum. Variables show
+    all of their names.
 
     Args:
       operations: the Operations of the program.
@@ -269,12 +273,18 @@ def layout_space(
         for name in t.shape.dimension_names
         if t.shape.dimension_names.count(name) > 1
     }
+    shown = {d for op in every if isinstance(op, Variable) for d in op.shape.dimension_names}
+    candidates = {
+        d
+        for d in validator.splittable_mtf_dimension_names - repeated
+        if d in shown or not _INTERNAL.fullmatch(d)
+    }
     sizes = validator.mesh_dimension_name_to_size
     among = sizes if over is None else {name: sizes[name] for name in sizes if name in over}
     names = [*among, *(joint_names(among) if joint else ())]
     pairs = [
         (d, m)
-        for d in validator.splittable_mtf_dimension_names - repeated
+        for d in candidates
         for m in names
         if validator.is_valid_assignment(d, m) and all(_has_parts(op, d, sizes[m]) for op in rings)
     ]

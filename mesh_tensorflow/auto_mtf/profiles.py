@@ -33,7 +33,7 @@ from mesh_tensorflow._core.layout import (
     convert_to_layout_rules,
     joined_names,
 )
-from mesh_tensorflow._core.operation import Collective, Cost, Operation, Tensor
+from mesh_tensorflow._core.operation import Collective, Cost, LaidOutLike, Operation, Tensor
 from mesh_tensorflow._core.shape import JOIN, Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow._lowering.lowering import Lowering
 from mesh_tensorflow._mesh.devices import (
@@ -45,7 +45,7 @@ from mesh_tensorflow._mesh.devices import (
     set_cpus,
     threads_by_session,
 )
-from mesh_tensorflow._mesh.mesh_impl import MeshImpl, summands_of
+from mesh_tensorflow._mesh.mesh_impl import LaidOutTensor, MeshImpl, summands_of
 from mesh_tensorflow._processes.peers import Exchange, alone
 from mesh_tensorflow._progress import Progress
 from mesh_tensorflow.auto_mtf._cache import Cache
@@ -75,7 +75,7 @@ _ROUNDS, _RUN_SECONDS = 8, 0.05  # of such steps in turns: so many, or fewer tha
 _ROUNDS_OF_BATCH = 2  # at a time, so that four batches are open
 _NEAREST = 5  # operations of a class, of which what is not timed is about as long as one
 _IN_ONE_GRAPH = 20  # operations; TensorFlow looks through all of a graph for each fetch
-_FORM = 3  # of what is kept; others are of other ways to time
+_FORM = 4  # of what is kept; others are of other ways to time
 _FILLING = 0.5  # whose casts are 0, an id of every vocabulary, and True
 
 
@@ -288,13 +288,27 @@ class _Alone(Lowering):
           tensors: the inputs.
         """
         self._begin(graph, {op.mesh: mesh_impl for op in graph.operations})
+        self._inputs = tensors
         for x in tensors:
-            whole = tf.cast(tf.fill(x.shape.to_integer_list, _FILLING), tf.as_dtype(x.dtype))
-            self.tensors[x] = self.mesh_impl(x).import_tf_tensor(x, whole)
+            impl, dtype = self.mesh_impl(x), tf.as_dtype(x.dtype)
+            whole = tf.fill(x.shape.to_integer_list, tf.cast(_FILLING, dtype))
+            # Each slice is made on its own device, of its shape alone: parts of the whole would
+            # come from another device, or another process, in each step.
+            self.tensors[x] = impl.slicewise(
+                lambda t: tf.fill(t.shape, tf.cast(_FILLING, t.dtype)),
+                impl.import_tf_tensor(x, whole),
+            )
 
-    def ready(self) -> list[tf.Tensor]:
-        """Returns all slices that there are."""
-        return [t for value in self.tensors.values() for t in summands_of(value).all_slices]
+    def follow(self, results: Sequence[LaidOutTensor]) -> None:
+        """Lets what reads the inputs, on each processor, wait for what that one has computed."""
+
+        def after(t: tf.Tensor, *own: tf.Tensor) -> tf.Tensor:
+            with tf.control_dependencies(own):
+                return tf.identity(t)
+
+        self.tensors.update(
+            (x, self.mesh_impl(x).slicewise(after, self.tensors[x], *results)) for x in self._inputs
+        )
 
 
 class _Timed(NamedTuple):
@@ -308,7 +322,7 @@ class _Timed(NamedTuple):
       program: a layout of the program that it is timed for, which says how many threads it has.
       waits: whether it reads slices of other processors, and so waits for them.
       tensors: Tensors whose slices are there before.
-      run: a function of an _Alone that computes it once, and returns its results.
+      run: a function of an _Alone that computes it once, and returns its results, laid out.
     """
 
     kind: str
@@ -318,7 +332,7 @@ class _Timed(NamedTuple):
     program: str
     waits: bool
     tensors: tuple[Tensor, ...]
-    run: Callable[[_Alone], Sequence[tf.Tensor]]
+    run: Callable[[_Alone], Sequence[LaidOutTensor]]
 
     @property
     def inputs(self) -> Hashable:
@@ -331,18 +345,22 @@ class _Timed(NamedTuple):
         return min(_MOST, max(_FEWEST, math.ceil(_STEP_SECONDS / self.predicted)))
 
 
-def _lower(op: Operation, lowering: _Alone) -> list[tf.Tensor]:
+def _lower(op: Operation, lowering: _Alone) -> list[LaidOutTensor]:
     lowering.lower_operations([op])
-    return [t for y in op.outputs for t in summands_of(lowering.tensors[y]).all_slices]
+    return [summands_of(lowering.tensors[y]) for y in op.outputs]
 
 
-def _sum(x: Tensor, mesh_axes: Sequence[int], lowering: _Alone) -> list[tf.Tensor]:
+def _sum(x: Tensor, mesh_axes: Sequence[int], lowering: _Alone) -> list[LaidOutTensor]:
     impl, value = lowering.mesh_impl(x), lowering.tensors[x]
     for axis in mesh_axes:
         # Summands differ: equal ones in one memory would be one tensor, which is read once.
         coordinate = impl.laid_out_pcoord(axis)
         value = impl.slicewise(lambda t, c: t + tf.cast(c, t.dtype), value, coordinate)
-    return impl.allreduce(value, mesh_axes, "SUM").all_slices
+    return [impl.allreduce(value, mesh_axes, "SUM")]
+
+
+def _ops_of(values: Iterable[LaidOutLike]) -> list[tf.Operation]:
+    return [t.op for value in values for t in summands_of(value).all_slices]
 
 
 def _fetch(graph: Graph, timed: _Timed, machine: Processors, repeats: int) -> tf.Operation:
@@ -350,18 +368,22 @@ def _fetch(graph: Graph, timed: _Timed, machine: Processors, repeats: int) -> tf
     # In a step, processors do not wait for each other after each operation, and all cores are busy.
     # Where one operation at a time is computed, or waits for others, the next would hide that.
     side_by_side = machine.slices(timed.layout) >= cores() and not timed.waits
-    # What begins when the inputs of all processors are there would ask other processes for them.
-    waits_for_all = machine.servers is None or not side_by_side
+    # What waits for all processors would ask other memories, and other processes, for them. There
+    # each processor waits for its own, as in a step.
+    by_processor = bool(timed.tensors) and not machine.one_memory
 
     def program(mesh_impl: MeshImpl) -> tf.Operation:
         lowering = _Alone(graph, mesh_impl, timed.tensors)
-        before = [t.op for t in lowering.ready()]
-        done = before
-        last = before if waits_for_all else []
+        done = _ops_of(lowering.tensors.values())
+        last = [] if by_processor else done
         for _ in range(repeats):
             with tf.control_dependencies(last):
-                done = done + [t.op for t in timed.run(lowering)]
-            last = last if side_by_side else done
+                results = timed.run(lowering)
+            done = done + _ops_of(results)
+            if not side_by_side and by_processor:
+                lowering.follow(results)
+            elif not side_by_side:
+                last = done
         return tf.group(done)
 
     return machine.run(timed.layout, program)
