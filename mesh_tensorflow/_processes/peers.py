@@ -14,6 +14,7 @@ import contextlib
 import json
 import math
 import os
+import queue
 import socket
 import sys
 import threading
@@ -32,7 +33,6 @@ PING_SECS = 0.5  # between rounds of pings
 MISSES = 3  # in a row, after which a peer is lost
 _TELL_SECS = 10  # for a message by a queue
 GRACE_SECS = 15.0  # for a program to raise an error, before its process is ended
-_FIRST_WAIT_SECS = 5e-4  # between looks into a mailbox, at first
 # How long a process that finds a peer lost keeps running, so that all others find the same peer
 # lost: a process that ends later than that ended only because of it.
 _STAY_SECS = 4 * PING_SECS
@@ -358,13 +358,14 @@ class Watch:
             self._ended += 1
             # A round takes seconds, in which the program and its peers may have ended in order.
             if self.lost() and not self._stopped.is_set():
-                self._close_sessions()
+                self.close_sessions()
                 if self._me is not None:
                     self._end_process()
                     return
             self._stopped.wait(PING_SECS)
 
-    def _close_sessions(self) -> None:
+    def close_sessions(self) -> None:
+        """Closes the sessions, so that what waits in one for another process ends."""
         with contextlib.suppress(IndexError):  # there are no more
             while True:
                 # In threads: closing a session may wait for the lost process.
@@ -450,6 +451,25 @@ def follow(
 
 # -- queues of TensorFlow's servers
 
+# A server numbers its requests by chance, in a new thread for each step, whose generator begins
+# with one of 2**32 seeds. It takes a number that is among the last 100,000 for a request that came
+# twice, and refuses it: of 360,000 steps that do nothing, TensorFlow 2.21 refused 9.
+_REFUSED = "request was received twice"
+
+
+def unless_refused(run: Callable[[], Result]) -> Result:
+    """Returns what a step on a server returns, which the server may refuse by mistake at first.
+
+    Args:
+      run: runs the step, of which nothing has run if it is refused.
+    """
+    while True:
+        try:
+            return run()
+        except tf.errors.AbortedError as error:
+            if _REFUSED not in error.message:
+                raise
+
 
 class Mailbox:
     """A queue in the memory of a process, which other processes put values into."""
@@ -466,20 +486,29 @@ class Mailbox:
         Args:
           value: an integer or bytes.
         """
-        self._session.run(self._put, {self._given: value})
+        self._run(self._put, {self._given: value})
 
     def size(self) -> int:
         """Returns the number of values that are there."""
-        return int(self._session.run(self._size))
+        return int(self._run(self._size))
 
     def take(self) -> Any:
-        """Returns the first value, and removes it; ask for the size before, or it may wait."""
-        return self._session.run(self._take)
+        """Returns the first value, and removes it; it may wait, up to the time limit."""
+        return self._run(self._take)
+
+    def _run(self, fetch: Any, fed: Optional[dict[tf.Tensor, Any]] = None) -> Any:
+        return unless_refused(lambda: self._session.run(fetch, fed))
 
 
 @contextlib.contextmanager
 def mailbox(
-    server: tf.distribute.Server, me: Peer, owner: Peer, name: str, dtype: tf.DType, size: int = 1
+    server: tf.distribute.Server,
+    me: Peer,
+    owner: Peer,
+    name: str,
+    dtype: tf.DType,
+    size: int = 1,
+    seconds: int = _TELL_SECS,
 ) -> Iterator[Mailbox]:
     """Yields the mailbox of a process.
 
@@ -490,17 +519,18 @@ def mailbox(
       name: its name.
       dtype: the dtype of the values.
       size: how many values it has place for.
+      seconds: the time limit of a call; 0 for none.
     """
     config = tf.ConfigProto(
         # Without filters, a session connects to all processes, and waits for those that have ended.
         device_filters=list({owner.device, me.device}),
-        operation_timeout_in_ms=_TELL_SECS * 1000,
+        operation_timeout_in_ms=seconds * 1000,
     )
     with tf.Graph().as_default(), tf.device(f"{owner.device}/device:CPU:0"):
         # Each process builds it in its own graph; by the name it is one queue, at its owner.
-        queue = tf.queue.FIFOQueue(size, dtype, shared_name=name)
+        values = tf.queue.FIFOQueue(size, dtype, shared_name=name)
         session = tf.Session(server.target, config=config)
-        made = Mailbox(session, queue, dtype)
+        made = Mailbox(session, values, dtype)
     # Outside of the graph, as programs are built while a mailbox is open.
     with contextlib.closing(session):
         yield made
@@ -523,21 +553,22 @@ def alone(value: Any) -> list[Any]:
 class _Exchange:
     """Lets each process say something, and returns what all have said; the first one collects it.
 
-    Who fails says why in place of a value, and all others fail then, instead of waiting for it.
+    Who fails says why in place of a value, and all others fail then, instead of waiting for it: at
+    once if they are in a step, which would need it.
+
+    Attributes:
+      failure: the error of another process that has failed, or None.
+      is_told: whether the first process said so, and so all know.
     """
 
-    def __init__(
-        self,
-        peers: Sequence[Peer],
-        index: int,
-        inbox: Mailbox,
-        out: Sequence[Mailbox],
-        watch: Watch,
-    ):
+    failure: Optional[RuntimeError] = None
+    is_told = False
+
+    def __init__(self, peers: Sequence[Peer], index: int, out: Sequence[Mailbox], watch: Watch):
         """Begins; see `exchanging`."""
         self._peers, self._index = peers, index
-        self._inbox, self._out, self._watch = inbox, out, watch
-        self.is_told = False  # whether an error came from another process
+        self._out, self._watch = out, watch
+        self._heard = queue.SimpleQueue[list[Any]]()
 
     def __call__(self, value: Any) -> list[Any]:
         """Returns what all processes say, by their numbers; all of them call it.
@@ -570,19 +601,36 @@ class _Exchange:
                     box.put(json.dumps([self._index, None, why]).encode())
 
     def _take(self) -> list[Any]:
-        wait = _FIRST_WAIT_SECS
-        # To take what is not there yet would reach the time limit of the session, and fail.
-        while not self._inbox.size():
+        # The others may search for a minute, or be lost meanwhile.
+        while True:
+            with contextlib.suppress(queue.Empty):
+                message = self._heard.get(timeout=POLL_SECONDS)
+                if self.failure is not None:
+                    raise self.failure
+                return message
             self._watch.check()
-            time.sleep(wait)
-            # Mostly the others are as fast as this one; but a search may take them a minute.
-            wait = min(2 * wait, POLL_SECONDS)
-        message = json.loads(self._inbox.take())
-        index, _, why = message
-        if why is not None:
-            self.is_told = index == 0
-            raise RuntimeError(f"{self._peers[index]} has stopped: {why}")
-        return message
+
+    @contextlib.contextmanager
+    def listening(self, opened: contextlib.AbstractContextManager[Mailbox]) -> Iterator[None]:
+        """Context in which a thread takes what the others say; then its mailbox is closed."""
+
+        def listen(inbox: Mailbox) -> None:
+            with contextlib.suppress(tf.errors.OpError):  # as it is closed, or its server lost
+                while True:
+                    index, _, why = message = json.loads(inbox.take())
+                    if why is not None:
+                        self.is_told = index == 0
+                        self.failure = RuntimeError(f"{self._peers[index]} has stopped: {why}")
+                    self._heard.put(message)
+                    if why is not None:
+                        self._watch.close_sessions()
+
+        with opened as inbox:
+            thread = threading.Thread(target=listen, args=[inbox], name="exchange", daemon=True)
+            thread.start()
+            yield
+        # A session that runs while Python ends may abort the process.
+        thread.join(ANSWER_SECS)
 
 
 @contextlib.contextmanager
@@ -602,20 +650,23 @@ def exchanging(
     """
     me = peers[index]
     others = peers[1:] if index == 0 else peers[:1]
+
+    def box(owner: Peer, seconds: int) -> contextlib.AbstractContextManager[Mailbox]:
+        # A value of each process, and why it fails then.
+        return mailbox(server, me, owner, name, tf.string, 2 * len(peers), seconds)
+
     with contextlib.ExitStack() as stack:
-
-        def box(owner: Peer) -> Mailbox:
-            return stack.enter_context(
-                # A value of each process, and why it fails then.
-                mailbox(server, me, owner, name, tf.string, 2 * len(peers))
-            )
-
-        exchange = _Exchange(peers, index, box(me), [box(peer) for peer in others], watch)
+        out = [stack.enter_context(box(peer, _TELL_SECS)) for peer in others]
+        exchange = _Exchange(peers, index, out, watch)
+        stack.enter_context(exchange.listening(box(me, 0)))
         try:
             yield exchange
         except BaseException as error:
             if not exchange.is_told:
                 exchange.fail(f"{type(error).__name__}: {error}")
+            # What failed here may be a step that was ended, as another process has failed.
+            if exchange.failure not in (None, error) and isinstance(error, tf.errors.OpError):
+                raise exchange.failure from None
             raise
 
 

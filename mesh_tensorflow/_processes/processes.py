@@ -31,6 +31,7 @@ from mesh_tensorflow._processes.peers import (
     exchanging,
     place_of,
     server_of,
+    unless_refused,
     wait_at_end,
     wait_for,
 )
@@ -421,7 +422,7 @@ class Processes:
         limit = tf.RunOptions(timeout_in_ms=int(1000 * timeout_seconds))
         watch = self._watches[0].ending(session) if self._watches else contextlib.nullcontext()
         with self.naming_lost_peers(), watch:
-            return session.run(fetches, feed_dict, options=limit)
+            return unless_refused(lambda: session.run(fetches, feed_dict, options=limit))
 
     @contextlib.contextmanager
     def naming_lost_peers(self) -> Iterator[None]:

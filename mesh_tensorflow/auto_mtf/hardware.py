@@ -302,13 +302,16 @@ def local_machine(
     bandwidth = (10 if compiled else 50) * GB * number / share
     sent, latency = (25, 10e-6) if one_memory else (10, 40e-6)
     within = Link(sent * GB * number / share, latency)
+    # What gRPC does is done by cores: with more processes than these, each message waits for one.
+    free = min(1.0, number * machines / processes)
+    between = Link(_BETWEEN_PROCESSES.bandwidth * free, _BETWEEN_PROCESSES.latency / free)
     slow = _SLOW if compiled else {**_SLOW, **_SLOW_KERNELS}
     return Hardware(
         "logical CPUs",
         {"float32": rate, **{kind: part * rate for kind, part in slow.items()}},
         bandwidth,
         os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / share,
-        _BETWEEN_PROCESSES if processes > 1 else within,
+        between if processes > 1 else within,
         within if processes > 1 else None,
         processors // processes if processes > 1 else 1,
         operation_seconds=4e-6,

@@ -75,6 +75,8 @@ _ROUNDS, _RUN_SECONDS = 8, 0.05  # of such steps in turns: so many, or fewer tha
 _ROUNDS_OF_BATCH = 2  # at a time, so that four batches are open
 _NEAREST = 5  # operations of a class, of which what is not timed is about as long as one
 _IN_ONE_GRAPH = 20  # operations; TensorFlow looks through all of a graph for each fetch
+_LONGEST_STEP = 600.0  # seconds, where none are given
+_SHORTEST_LIMIT = 10.0  # of a step that is timed, whose first run takes as long as it is built
 _FORM = 4  # of what is kept; others are of other ways to time
 _FILLING = 0.5  # whose casts are 0, an id of every vocabulary, and True
 
@@ -87,7 +89,8 @@ class Profile:
     False
 
     Attributes:
-      seconds: how long operations are timed; the costliest by the cost model come first.
+      seconds: how long operations are timed; the costliest by the cost model come first. A step
+        that takes longer than that, and than 10 seconds, is an error.
       cache: a JSON file that times are kept in, and taken from for the same operations on the same
         machine. None for profiles.json in ~/.cache/mesh_tensorflow; "" for none.
       devices: the device of each processor; None for the GPUs of the process or its logical CPUs.
@@ -127,8 +130,8 @@ class Servers(Protocol):
     def session(self, graph: tf.Graph, options: Optional[tf.GraphOptions] = None) -> tf.Session:
         """Returns a session that has the processors of all processes."""
 
-    def run(self, session: tf.Session, fetches: Any) -> Any:
-        """Returns what a session fetches, without waiting forever for a lost process."""
+    def run(self, session: tf.Session, fetches: Any, seconds: float) -> Any:
+        """Returns what a session fetches, without waiting longer, or for a lost process."""
 
 
 class Processors:
@@ -234,15 +237,18 @@ class Processors:
             lambda: program(SimdMeshImpl(self.shape, layout)), devices=self.devices, local=local
         )
 
-    def session(self, graph: tf.Graph, layout: str, optimized: bool = True) -> tf.Session:
+    def session(
+        self, graph: tf.Graph, layout: str, optimized: bool = True, seconds: float = _LONGEST_STEP
+    ) -> tf.Session:
         """Returns a session for a tf graph, with the threads of a program in a layout.
 
         Args:
           graph: the tf graph.
           layout: the layout of the program.
           optimized: whether TensorFlow optimizes the graph, as it does the user's.
+          seconds: the time limit of a step.
         """
-        config = tf.ConfigProto()
+        config = tf.ConfigProto(operation_timeout_in_ms=int(1000 * seconds))
         options = config.graph_options
         if not optimized:
             # What is timed is there several times, and nothing reads it: one optimizer would leave
@@ -255,17 +261,20 @@ class Processors:
         set_cpus(config, local_cpus(self.devices), self.shape, rules, own_threads=True)
         return tf.Session(graph=graph, config=config)
 
-    def runner(self, session: tf.Session, fetch: Any) -> Callable[[], Any]:
+    def runner(
+        self, session: tf.Session, fetch: Any, seconds: float = _LONGEST_STEP
+    ) -> Callable[[], Any]:
         """Returns a function that runs fetches in a session.
 
         Args:
           session: what `session` returned.
           fetch: those of `session.run`.
+          seconds: what `session` was given.
         """
         if self.servers is None:
             # Unlike session.run, it does not look the fetches up again in each step.
             return session.make_callable(fetch)
-        return functools.partial(self.servers.run, session, fetch)
+        return functools.partial(self.servers.run, session, fetch, seconds)
 
 
 def layout_over(names: Iterable[str]) -> str:
@@ -394,7 +403,11 @@ _CANNOT = (KeyError, TypeError, ValueError, tf.errors.InvalidArgumentError)
 
 
 def _times_of(
-    graph: Graph, wanted: Sequence[_Timed], machine: Processors, more: Callable[[], bool]
+    graph: Graph,
+    wanted: Sequence[_Timed],
+    machine: Processors,
+    more: Callable[[], bool],
+    limit: float = _LONGEST_STEP,
 ) -> list[Optional[float]]:
     """Returns the seconds of the first of what is to be timed; None of what cannot run alone.
 
@@ -403,6 +416,10 @@ def _times_of(
       wanted: what is to be timed.
       machine: the Processors.
       more: called for each; returns whether to go on, in all processes alike.
+      limit: the seconds that a step of them may take.
+
+    Raises:
+      TimeoutError: a step has not ended by then.
     """
     times: list[Optional[float]] = []
     # By shapes and layout: a step of what is timed begins with its inputs.
@@ -411,7 +428,8 @@ def _times_of(
     waiting: collections.deque[_Batch] = collections.deque()
     with contextlib.ExitStack() as opened:
         for begin in range(0, len(wanted), _IN_ONE_GRAPH):
-            batch = _Batch(graph, wanted[begin : begin + _IN_ONE_GRAPH], machine, asked)
+            some = wanted[begin : begin + _IN_ONE_GRAPH]
+            batch = _Batch(graph, some, machine, asked, limit)
             waiting.append(opened.enter_context(batch))
             goes_on = batch.prepare(more)
             # Other load lasts for seconds. So the rounds of an operation are spread over the time
@@ -441,7 +459,12 @@ class _Batch(contextlib.ExitStack):
     turns: _Turns
 
     def __init__(
-        self, graph: Graph, wanted: Sequence[_Timed], machine: Processors, asked: set[Hashable]
+        self,
+        graph: Graph,
+        wanted: Sequence[_Timed],
+        machine: Processors,
+        asked: set[Hashable],
+        limit: float,
     ):
         """Builds what is run.
 
@@ -450,9 +473,10 @@ class _Batch(contextlib.ExitStack):
           wanted: what is to be timed.
           machine: the Processors.
           asked: the inputs that are timed in earlier batches, to which those of this one are added.
+          limit: see `_times_of`.
         """
         super().__init__()
-        self._wanted, self._machine = wanted, machine
+        self._wanted, self._machine, self._limit = wanted, machine, limit
         self._new = {one.inputs: one for one in wanted if one.inputs not in asked}
         asked.update(self._new)
         with tf.Graph().as_default() as self._made:
@@ -485,9 +509,21 @@ class _Batch(contextlib.ExitStack):
         if fetch is None:
             return None
         if timed.program not in self._sessions:
-            session = self._machine.session(self._made, timed.program, optimized=False)
+            session = self._machine.session(self._made, timed.program, False, self._limit)
             self._sessions[timed.program] = self.enter_context(contextlib.closing(session))
-        run = self._machine.runner(self._sessions[timed.program], fetch)
+        step = self._machine.runner(self._sessions[timed.program], fetch, self._limit)
+
+        def run() -> None:
+            try:
+                step()
+            except tf.errors.DeadlineExceededError:
+                raise TimeoutError(
+                    f"time operations: a step of {timed.kind} of "
+                    f"{', '.join(str(x.shape) for x in timed.tensors)} in the layout "
+                    f"{timed.layout or 'without splits'!r} did not end within {self._limit:g} s. "
+                    "Leave out the times of operations (profile=False), or give more seconds"
+                ) from None
+
         try:
             run()
             can = True
@@ -729,7 +765,9 @@ class MeasuredCosts(CostModel):
                 progress.update()
                 return machine.exchange(time.monotonic() - begin < profile.seconds)[0]
 
-            times = _times_of(self._graph, [self._wanted[key] for key in keys], machine, more)
+            wanted = [self._wanted[key] for key in keys]
+            limit = max(profile.seconds, _SHORTEST_LIMIT)
+            times = _times_of(self._graph, wanted, machine, more, limit)
         self._seconds.update({key: t for key, t in zip(keys, times) if t is not None})
         self._refused = times.count(None)
 

@@ -28,6 +28,7 @@ from mesh_tensorflow._processes.peers import (
     lead,
     mailbox,
     server_of,
+    unless_refused,
     wait_for,
 )
 from mesh_tensorflow._processes.processes import several_of_jax
@@ -247,14 +248,16 @@ class ServedByAll:
             _watch.add_session(session)
         return session
 
-    def run(self, session: tf.Session, fetches: Any) -> Any:
+    def run(self, session: tf.Session, fetches: Any, seconds: float) -> Any:
         """Returns what a session fetches.
 
         Args:
           session: what `session` returned.
           fetches: those of `session.run`.
+          seconds: the time limit.
         """
-        return session.run(fetches)
+        limit = tf.RunOptions(timeout_in_ms=int(1000 * seconds))
+        return unless_refused(lambda: session.run(fetches, options=limit))
 
 
 def servers_of_all(config: RunConfig) -> Optional[ServedByAll]:

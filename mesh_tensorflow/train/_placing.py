@@ -95,9 +95,9 @@ class Cluster:
             config.graph_options.CopyFrom(options)
         return tf.Session(self._server.target, graph=graph, config=config)
 
-    def run(self, session: tf.Session, fetches: Any) -> Any:
+    def run(self, session: tf.Session, fetches: Any, seconds: float) -> Any:
         """Returns what a session fetches, without waiting forever for a lost process."""
-        return self.processes.run(session, fetches)
+        return self.processes.run(session, fetches, timeout_seconds=seconds)
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -165,14 +165,14 @@ class Agreement:
             # -1 is the number of no step: 0 would look saved to a run that ends before its first
             # step.
             for name, value in ((_SIGNAL, 0), (_LAST, _NEVER), (_SAVED, -1)):
-                session.run(self._sets[name], {self._fed: value})
+                self._run(session, self._sets[name], value)
 
     def settle(self, session: tf.Session, step: int) -> None:
         """Waits until the chief has come here too, and so has saved."""
         if self._cluster.processes.is_chief:
-            session.run(self._sets[_SAVED], {self._fed: step})
+            self._run(session, self._sets[_SAVED], step)
         # By `run`, which ends with an error if a process is lost, while this would wait forever.
-        while self._cluster.processes.run(session, self._reads[_SAVED]) != step:
+        while self._run(session, self._reads[_SAVED]) != step:
             time.sleep(POLL_SECONDS)
 
     def agreed(self, session: tf.Session, step: int, wanted: bool, signals: StopSignals) -> bool:
@@ -189,16 +189,20 @@ class Agreement:
         """
         # Nobody ends the next step before all have begun it, so all that decide at once are at the
         # same step, and write the same number.
-        last = session.run(self._reads[_LAST])
+        last = self._run(session, self._reads[_LAST])
         if wanted and last == _NEVER:
             if signals.received is not None:  # first, so that whoever stops knows why
-                session.run(self._sets[_SIGNAL], {self._fed: int(signals.received)})
-            session.run(self._sets[_LAST], {self._fed: step + 1})
+                self._run(session, self._sets[_SIGNAL], int(signals.received))
+            self._run(session, self._sets[_LAST], step + 1)
         if step < last:
             return False
-        if number := session.run(self._reads[_SIGNAL]):
+        if number := self._run(session, self._reads[_SIGNAL]):
             signals.note_of_other(number)
         return True
+
+    def _run(self, session: tf.Session, fetches: Any, value: Optional[int] = None) -> Any:
+        fed = None if value is None else {self._fed: value}
+        return self._cluster.processes.run(session, fetches, fed)
 
 
 def find_cluster(simd: bool, size: int) -> Optional[Cluster]:

@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._mesh import devices
+from mesh_tensorflow._mesh.mesh_impl import LaidOutTensor
 from mesh_tensorflow.auto_mtf import _units, hardware, measure, models, profiles, step_time
 from mesh_tensorflow.auto_mtf.explanation import Explanation
 from mesh_tensorflow.auto_mtf.step_time import StepEstimator
@@ -159,24 +160,52 @@ def test_steps_are_measured_with_the_threads_of_their_layouts(simd, monkeypatch)
     assert opened == layouts and min(times) > 0
 
 
-def test_what_is_timed_is_computed_as_often_as_it_says(monkeypatch):
-    """Side by side, repetitions are equal operations, which TensorFlow would compute once."""
-    monkeypatch.setattr(profiles, "cores", lambda: 1)
-    parts, machine = dense(), profiles.Processors(SHAPE, CPUS)
+def timed_product(parts, **changed):
+    """Returns the _Timed of the product of `dense`."""
     [op] = [op for op in parts.graph.operations if op.name == "a/einsum"]
     timed = profiles._Timed(
-        "", 1e-3 / 5, 1.0, "batch:rows;h:cols", "rows:rows;cols:cols", False, tuple(op.inputs),
-        lambda lowering: profiles._lower(op, lowering),
+        "Einsum", 1e-3 / 5, 1.0, "batch:rows;h:cols", "rows:rows;cols:cols", False,
+        tuple(op.inputs), lambda lowering: profiles._lower(op, lowering),
     )  # fmt: skip
+    return timed._replace(**changed)
+
+
+@pytest.mark.parametrize("simd", [False, True])
+@pytest.mark.parametrize("cores", [1, 8])
+def test_what_is_timed_is_computed_as_often_as_it_says(cores, simd, monkeypatch):
+    """Side by side, repetitions are equal operations, which TensorFlow would compute once."""
+    monkeypatch.setattr(profiles, "cores", lambda: cores)
+    parts, machine = dense(), profiles.Processors(SHAPE, CPUS, simd)
+    timed = timed_product(parts)
     assert timed.repeats == 5
     with tf.Graph().as_default() as made:
         fetch = profiles._fetch(parts.graph, timed, machine, timed.repeats)
         options, found = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), tf.RunMetadata()
         with machine.session(made, timed.program, optimized=False) as session:
             session.run(fetch, options=options, run_metadata=found)
-    run = [n.node_name for d in found.step_stats.dev_stats for n in d.node_stats]
+    by_device = {d.device: [n.node_name for n in d.node_stats] for d in found.step_stats.dev_stats}
+    # Nobody waits for the inputs of another.
+    made_on = [d for d, names in by_device.items() if any("Fill" in name for name in names)]
+    assert len(made_on) == 4, by_device
+    run = [name for names in by_device.values() for name in names]
     products = {name for name in run if name.split("/")[-1].startswith(("MatMul", "Einsum"))}
     assert len(products) == 5 * 4, run
+
+
+def test_a_step_that_does_not_end_is_an_error(tf_graph):
+    def never(lowering):
+        values = tf.queue.FIFOQueue(1, tf.float32, shapes=[[]])
+        return [LaidOutTensor([values.dequeue()] * 4)]
+
+    parts, machine = dense(), profiles.Processors(SHAPE, CPUS)
+    timed = timed_product(parts, run=never)
+    message = (
+        r"time operations: a step of Einsum of Shape\[batch=64, i=64\], Shape\[i=64, h=64\] in the "
+        r"layout 'batch:rows;h:cols' did not end within 0\.5 s\. Leave out the times of operations "
+        r"\(profile=False\), or give more seconds"
+    )
+    with pytest.raises(TimeoutError, match=message):
+        profiles._times_of(parts.graph, [timed], machine, lambda: True, 0.5)
 
 
 def test_steps_that_are_timed_take_turns(monkeypatch):

@@ -725,3 +725,26 @@ def test_memory_of_compiled_steps(build, layout):
     )  # fmt: skip
     # Which buffers share memory, another version of XLA may decide in another way.
     assert 0.8 < predicted / used < 1.2, (predicted, used)
+
+
+def test_messages_of_processes_wait_for_cores(monkeypatch):
+    monkeypatch.setattr(hardware, "cores", lambda: 2)
+    links = [
+        hardware.local_machine(count, False, processes=count, machines=machines).link
+        for count, machines in ((2, 1), (4, 1), (4, 2))
+    ]
+    assert links[0] == links[2] == hardware._BETWEEN_PROCESSES
+    assert links[1].latency == 2 * links[0].latency
+    assert links[1].bandwidth == links[0].bandwidth / 2
+
+
+def test_names_within_functions_are_no_candidates():
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    w = mtf.get_variable(mesh, "w", "_own:4,rows:8")  # a name that a variable shows to its user
+    sums = mtf.cumsum(w, "rows")
+    moved = mtf.dynamic_shift(sums, mtf.constant(mesh, 1, dtype=tf.int32), "rows", wrap=True)
+    estimator = StepEstimator(graph, "m:2", [moved])
+    assert {d for d, _ in estimator.space.pairs} == {"_own", "rows"}
+    # It may still be written.
+    assert estimator.estimate("tmp_dim_cumsum:m").seconds.total > 0

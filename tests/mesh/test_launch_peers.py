@@ -166,3 +166,20 @@ def test_a_port_that_is_in_use_is_named(by_server):
             r"cannot be started \(Could not start gRPC server\)\. Another process",
         ):
             launch.Processes((address,), 0).start_server()
+
+
+def test_what_a_server_refuses_by_mistake_is_asked_again():
+    """Of 40,000 steps it refuses about one, so that the error is not that of a server here."""
+    said = ["The same RunGraph (Worker) request was received twice. step_id: 1", "it was restarted"]
+    asked = []
+
+    def run():
+        asked.append(len(asked))
+        if len(asked) == 2:
+            return "done"
+        raise tf.errors.AbortedError(None, None, said[len(asked) // 2])
+
+    assert peers.unless_refused(run) == "done"
+    with pytest.raises(tf.errors.AbortedError, match="restarted"):
+        peers.unless_refused(run)
+    assert asked == [0, 1, 2]

@@ -1,11 +1,13 @@
 """Trains in several processes in a layout that is chosen, or fails in one of them."""
 
+import itertools
 import json
 import sys
 
 import mesh_tensorflow as mtf
 from helpers.train import linear
 from mesh_tensorflow import launch
+from mesh_tensorflow.auto_mtf import profiles
 
 __all__ = ["main"]
 
@@ -21,6 +23,23 @@ def failing(mesh, features, training):
     return linear.model_fn(mesh, features, training)
 
 
+def failing_alone():
+    """Makes the second process fail where the first one is in a step, which needs both."""
+    runner, count = profiles.Processors.runner, itertools.count(1)
+
+    def made(self, *arguments):
+        step = runner(self, *arguments)
+
+        def run():
+            if next(count) == 30 and launch.processes().index == 1:
+                raise KeyError("nothing more is here")
+            return step()
+
+        return run
+
+    profiles.Processors.runner = made
+
+
 def main(output, cache, impl, what):
     """Trains; each process writes what it has, or why it has nothing.
 
@@ -28,11 +47,13 @@ def main(output, cache, impl, what):
       output: the path of a file, without the number of the process.
       cache: that of the times and choices.
       impl: the mesh implementation.
-      what: "runs", "limit" or "other": what fails.
+      what: "runs", "limit", "other" or "step": what fails.
     """
+    if what == "step":
+        failing_alone()
     limit = 10.0 if what == "limit" else None
     # Without threads of sessions that are timed, which the times of steps here need not have.
-    auto = mtf.auto_mtf.Auto(20, 1, limit, profile=what == "runs", cache=cache)
+    auto = mtf.auto_mtf.Auto(20, 1, limit, profile=what in ("runs", "step"), cache=cache)
     record = {}
     try:
         result = linear.fit(
