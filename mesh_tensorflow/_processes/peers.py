@@ -613,24 +613,28 @@ class _Exchange:
     @contextlib.contextmanager
     def listening(self, opened: contextlib.AbstractContextManager[Mailbox]) -> Iterator[None]:
         """Context in which a thread takes what the others say; then its mailbox is closed."""
+        over = threading.Event()
 
         def listen(inbox: Mailbox) -> None:
             with contextlib.suppress(tf.errors.OpError):  # as it is closed, or its server lost
-                while True:
+                while self.failure is None:
                     index, _, why = message = json.loads(inbox.take())
                     if why is not None:
                         self.is_told = index == 0
                         self.failure = RuntimeError(f"{self._peers[index]} has stopped: {why}")
                     self._heard.put(message)
-                    if why is not None:
-                        self._watch.close_sessions()
+                # Again and again: the program may be about to begin a step.
+                self._watch.close_sessions()
+                while not over.wait(POLL_SECONDS):
+                    self._watch.close_sessions()
 
-        with opened as inbox:
+        with contextlib.ExitStack() as closed, opened as inbox:
             thread = threading.Thread(target=listen, args=[inbox], name="exchange", daemon=True)
             thread.start()
+            # A session that runs while Python ends may abort the process.
+            closed.callback(thread.join, ANSWER_SECS)
+            closed.callback(over.set)
             yield
-        # A session that runs while Python ends may abort the process.
-        thread.join(ANSWER_SECS)
 
 
 @contextlib.contextmanager
@@ -662,12 +666,16 @@ def exchanging(
         try:
             yield exchange
         except BaseException as error:
-            if not exchange.is_told:
-                exchange.fail(f"{type(error).__name__}: {error}")
+            why = error
             # What failed here may be a step that was ended, as another process has failed.
-            if exchange.failure not in (None, error) and isinstance(error, tf.errors.OpError):
-                raise exchange.failure from None
-            raise
+            ended = isinstance(error, (tf.errors.OpError, PeerLostError))
+            if ended and exchange.failure is not None:
+                why = exchange.failure
+            if not exchange.is_told:
+                exchange.fail(f"{type(why).__name__}: {why}")
+            if why is error:
+                raise
+            raise why from None
 
 
 def wait_at_end(peers: Sequence[Peer], index: int, server: tf.distribute.Server) -> None:
