@@ -32,7 +32,7 @@ def failing_alone():
 
         def run():
             if next(count) == 30 and launch.processes().index == 1:
-                raise KeyError("nothing more is here")
+                raise OSError("nothing more is here")
             return step()
 
         return run
