@@ -1,7 +1,10 @@
 """Programs of sessions on devices of JAX."""
 
-import numpy as np
 import pytest
+
+pytest.importorskip("jax", "0.8", reason="mesh_tensorflow.pjrt needs jax>=0.8")
+
+import numpy as np
 import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 from helpers.pjrt import placed
