@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Optional
@@ -57,6 +58,9 @@ def _options(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
         parser.error("--system is of conversations: give --chat, too")
     if options.batch_size < 1:
         parser.error(f"--batch_size is {options.batch_size}: it has to be 1 or more")
+    # Before the model is read, which takes minutes for a large one.
+    if options.prompts_file and not os.path.isfile(options.prompts_file):
+        parser.error(f"--prompts_file: there is no file {options.prompts_file!r}")
     return options
 
 

@@ -185,6 +185,7 @@ _MODES = {
     "pooling_mode_max_tokens": "max",
 }
 _MODULES, _LIMITS = "modules.json", "sentence_bert_config.json"
+_PROMPTS = "config_sentence_transformers.json"
 
 
 class Pooling(NamedTuple):
@@ -196,6 +197,8 @@ class Pooling(NamedTuple):
       max_length: the number of tokens that texts are cut to, or None.
       files: the contents of the files that say so, by their names.
       lowers: whether texts are in small letters before they become tokens.
+      prompts: what texts may begin with, such as {"query": "query: "}.
+      default_prompt: the name of the prompt that texts begin with if none is asked for, or None.
     """
 
     mode: str = "mean"
@@ -203,6 +206,8 @@ class Pooling(NamedTuple):
     max_length: Optional[int] = None
     files: Mapping[str, Any] = {}
     lowers: bool = False
+    prompts: Mapping[str, str] = {}
+    default_prompt: Optional[str] = None
 
     @classmethod
     def of_folder(cls, path: str) -> Pooling:
@@ -237,14 +242,44 @@ class Pooling(NamedTuple):
                 f"{path} has the pooling {', '.join(modes) or 'of nothing'}, which is not one of "
                 f"{', '.join(_POOLINGS)}"
             )
-        limits = os.path.join(path, _LIMITS)
-        if not os.path.isfile(limits):
-            return cls(modes[0], normalize, None, files)
-        files[_LIMITS] = read = read_json(limits)
-        length = read.get("max_seq_length")
+        for name in (_LIMITS, _PROMPTS):
+            if os.path.isfile(file := os.path.join(path, name)):
+                files[name] = read_json(file)
+        limits = files.get(_LIMITS, {})
+        length = limits.get("max_seq_length")
         if length is not None and not is_whole(length):
-            raise ValueError(f"{limits} has max_seq_length={length!r}, no positive integer")
-        return cls(modes[0], normalize, length, files, bool(read.get("do_lower_case")))
+            raise ValueError(
+                f"{path}: {_LIMITS} has max_seq_length={length!r}, no positive integer"
+            )
+        prompts, default = _prompts(path, files.get(_PROMPTS, {}))
+        lowers = bool(limits.get("do_lower_case"))
+        return cls(modes[0], normalize, length, files, lowers, prompts, default)
+
+    def prompt_of(self, name: Optional[str]) -> str:
+        """Returns what each text begins with.
+
+        Args:
+          name: that of a prompt of the folder, or None for the default one.
+
+        Raises:
+          ValueError: the folder has no such prompt, or its pooling leaves prompts out.
+        """
+        name = self.default_prompt if name is None else name
+        if name is None:
+            return ""
+        if name not in self.prompts:
+            known = ", ".join(map(repr, self.prompts)) or "none"
+            raise ValueError(
+                f"embed: prompt={name!r} is none of the folder's prompts, {known}; write others in "
+                "front of each of texts"
+            )
+        configs = [content for content in self.files.values() if isinstance(content, Mapping)]
+        if self.prompts[name] and not all(x.get("include_prompt", True) for x in configs):
+            raise ValueError(
+                f"embed: prompt={name!r}, and the folder's pooling leaves tokens of prompts out "
+                "(include_prompt is false), which is not known"
+            )
+        return self.prompts[name]
 
     def save(self, path: str) -> None:
         """Writes the files to a folder.
@@ -257,6 +292,19 @@ class Pooling(NamedTuple):
             os.makedirs(os.path.dirname(file), exist_ok=True)
             with open(file, "w", encoding="utf-8") as f:
                 json.dump(content, f, indent=2)
+
+
+def _prompts(path: str, config: Mapping[str, Any]) -> tuple[dict[str, str], Optional[str]]:
+    """Returns the prompts of a folder by their names, and the name of the default one."""
+    prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
+    if not isinstance(prompts, dict) or not all(isinstance(x, str) for x in prompts.values()):
+        raise ValueError(f"{path}: {_PROMPTS} has prompts={prompts!r}, and no texts by their names")
+    if default is not None and default not in prompts:
+        raise ValueError(
+            f"{path}: {_PROMPTS} has default_prompt_name={default!r}, which is none of its prompts"
+            f"{''.join(f', {name!r}' for name in prompts)}"
+        )
+    return prompts, default
 
 
 def _modes(config: Mapping[str, Any]) -> list[str]:
@@ -337,6 +385,7 @@ class TextEncoder(Pretrained):
         batch_size: int = 32,
         pooling: Optional[str] = None,
         normalize: Optional[bool] = None,
+        prompt: Optional[str] = None,
     ) -> np.ndarray:
         """Returns the vectors of texts.
 
@@ -346,12 +395,15 @@ class TextEncoder(Pretrained):
           batch_size: how many of them are computed together, those of like lengths.
           pooling: "mean", "cls" or "max"; what the folder says if None.
           normalize: whether vectors get the length 1; what the folder says if None.
+          prompt: the name of a prompt of the folder, such as "query", with which each text begins;
+            its default prompt if None, and none if there is no default. Lists of ids get none.
 
         Returns:
           A float32 array, [texts, hidden].
 
         Raises:
-          ValueError: there is no tokenizer, a text has no tokens, or the pooling is not known.
+          ValueError: there is no tokenizer, a text has no tokens, or the pooling or the prompt is
+            not known.
         """
         if isinstance(texts, str):
             raise ValueError("embed: texts is a list; write [text] for one")
@@ -361,7 +413,11 @@ class TextEncoder(Pretrained):
         mode = self.pooling.mode if pooling is None else pooling
         check_choice("embed", "pooling", mode, _POOLINGS)
         normalized = self.pooling.normalize if normalize is None else normalize
-        rows = [self._ids(i, text) for i, text in enumerate(texts)]
+        begin = self.pooling.prompt_of(prompt)
+        rows = [
+            self._ids(i, begin + text if isinstance(text, str) else text)
+            for i, text in enumerate(texts)
+        ]
         result = np.zeros([len(rows), self._form.sizes["hidden"]], np.float32)
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
         for at in range(0, len(order), batch_size):

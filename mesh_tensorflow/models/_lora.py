@@ -151,8 +151,8 @@ class Lora:
             return value
         dims, rank = value.shape.dims, mtf.Dimension(DIM, self.rank)
         shapes = {
-            _A: mtf.Shape([*(d for d in dims if d.name in inputs), rank]),
-            _B: mtf.Shape([rank, *(d for d in dims if d.name not in inputs)]),
+            _A: mtf.Shape([*dims[: len(inputs)], rank]),
+            _B: mtf.Shape([rank, *dims[len(inputs) :]]),
         }
         # What they begin with is given to `fit`, as the kernels are: see `begin`.
         zeros = tf.zeros_initializer()

@@ -181,6 +181,50 @@ def test_how_texts_are_cut_and_in_which_letters(tmp_path):
         ids({"max_seq_length": "4"}, {})
 
 
+def test_prompts(tmp_path):
+    """Those of config_sentence_transformers.json; they are written back."""
+    import tokenizers
+
+    folder = a_copy(tmp_path, ["Transformer", "Pooling"])
+    letters = {letter: i for i, letter in enumerate("?abc:")}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(letters, unk_token="?"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    made.save(str(folder / "tokenizer.json"))
+
+    def model_of(**config):
+        (folder / "config_sentence_transformers.json").write_text(json.dumps(config))
+        return mtf.models.from_pretrained(folder)
+
+    prompts = {"query": "c:", "document": ""}
+    model = model_of(prompts=prompts, default_prompt_name=None)
+    plain, query = model.embed(["ab"]), model.embed(["c:ab"])
+    assert not np.allclose(plain, query, atol=1e-3)
+    close(model.embed(["ab"], prompt="query"), query)
+    close(model.embed(["ab"], prompt="document"), plain)
+    model.save_pretrained(tmp_path / "again")
+    close(mtf.models.from_pretrained(tmp_path / "again").embed(["ab"], prompt="query"), query)
+    with pytest.raises(
+        ValueError, match=r"'a' is none of the folder's prompts, 'query', 'document';"
+    ):
+        model.embed(["ab"], prompt="a")
+    model = model_of(prompts=prompts, default_prompt_name="query")
+    close(model.embed(["ab", [1, 2]]), np.concatenate([query, plain]))  # ids are as they are
+    for config, text in [
+        ({"prompts": ["c:"]}, r"has prompts=\['c:'\], and no texts by their names"),
+        (
+            {"default_prompt_name": "query"},
+            "default_prompt_name='query', which is none of its prompts",
+        ),
+    ]:
+        with pytest.raises(ValueError, match=text):
+            model_of(**config)
+    (folder / "Pooling" / "config.json").write_text(json.dumps({"include_prompt": False}))
+    model = model_of(prompts=prompts)
+    close(model.embed(["ab"], prompt="document"), plain)
+    with pytest.raises(ValueError, match=r"prompt='query', .* leaves tokens of prompts out"):
+        model.embed(["ab"], prompt="query")
+
+
 MISTAKES = {
     "module": ({"modules": ["Transformer", "Dense"]}, "a module of the type Dense, which is not"),
     "mode": (

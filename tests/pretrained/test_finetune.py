@@ -109,6 +109,21 @@ def test_only_adapters_are_trained():
     assert all(np.array_equal(result.variables[n], kept[n]) for n in kept)
 
 
+def test_adapters_of_an_expert_that_all_tokens_go_to(tmp_path):
+    """Its hidden units are as many others as those of the layers without experts."""
+    model = model_of("qwen2_moe_dense")
+    result = tuned(model, 1, lora="wi_0,wo:2", save_adapters=tmp_path)
+    layers = "transformer/block_000/layer_00{}/{}/kernel_lora_{}"
+    shared, dense = (3, "MoE1D/shared/wo"), (1, "DenseReluDense/wo")
+    for (layer, name), units in ((shared, 16), (dense, 40)):
+        a, b = (result.variables[layers.format(layer, name, x)] for x in "ab")
+        assert a.shape == (units, 2) and b.shape == (2, 24)
+    merged = model_of("qwen2_moe_dense")
+    merged.merge(tmp_path)
+    for name, value in model.weights.items():
+        np.testing.assert_allclose(merged.weights[name], value, rtol=1e-6, atol=1e-7)
+
+
 def test_alpha_is_a_factor():
     results = [tuned(model_of(), 1, lora=f"q:2:{alpha}", optimizer=mtf.optimize.SgdOptimizer(1.0),
                      learning_rate=None) for alpha in (1, 3)]  # fmt: skip

@@ -516,7 +516,7 @@ def test_mistakes_of_the_command(tmp_path):
     for arguments, text in [
         (["--prompt=\xa5", "--top_p=0"], "mesh_tensorflow.generate: generate: top_p=0.0 must be"),
         (["--chat", "--prompt=a"], "not allowed with argument"),
-        (["--prompts_file=nothing.txt"], "nothing.txt"),
+        (["--prompts_file=nothing.txt"], "--prompts_file: there is no file 'nothing.txt'"),
         (["--prompt=\xa5", "--ways=data:2", "--layout=vocab:x"], "says what --layout would; give"),
         (["--prompt=\xa5", "--system=\xa5"], "--system is of conversations: give --chat, too"),
     ]:
