@@ -272,7 +272,7 @@ class TfCollectives(ProgramCollectives):
     def _keys(self, mesh_axes: Sequence[int]) -> dict[str, tf.Tensor]:
         """Returns the keys of the group and of a new collective, as TensorFlow's arguments."""
         groups = self._groups(mesh_axes)
-        self._note_place()
+        self._program.note_collective()
         # A group keeps its key: TensorFlow finds its members once for all of its collectives.
         axes = tuple(sorted(single_axes(mesh_axes)))
         if axes not in self._group_keys:
@@ -285,11 +285,6 @@ class TfCollectives(ProgramCollectives):
             "group_key": self.own([table[pnum] for pnum in range(self._shape.size)]),
             "instance_key": constant(self._program.new_keys()),
         }
-
-    def _note_place(self) -> None:
-        """Notes whether a collective is made within a loop or a branch of the program."""
-        if tf.get_default_graph() is not self._program.graph:
-            self._program.communicates_inside = True
 
     def _ranks(self, mesh_axis: int) -> Optional[np.ndarray]:
         """Returns the rank of each member of each processor's group.
@@ -403,7 +398,7 @@ class TfCollectives(ProgramCollectives):
         for group in self._groups([mesh_axis]):
             for coordinate, pnum in enumerate(group):
                 senders[pnum] = group[sources[coordinate]]
-        self._note_place()
+        self._program.note_collective()
         # A send to one processor is a broadcast in a group of two, which has the key of its sender.
         first = self._program.new_keys(self._shape.size)  # the group of a sender and its receiver
         instance = constant(self._program.new_keys())

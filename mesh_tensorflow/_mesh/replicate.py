@@ -54,6 +54,7 @@ class SimdProgram(Program):
       graph: the tf graph of the traced function.
       pnum: the physical number of the processor that runs the program, an int32 scalar.
       communicates_inside: whether a loop, a branch or a function in the program communicates.
+      around: graphs of loops, branches and functions in which such a one is.
       binds_masters: whether slices may be the only place of a variable's value.
       orders_operations: whether operations can be made to wait for others, and print.
       is_compiled: whether XLA compiles it, for one device that stands for all processors.
@@ -70,6 +71,7 @@ class SimdProgram(Program):
         self.local = list(local)
         self.is_compiled = is_compiled
         self.communicates_inside = False
+        self.around: set[tf.Graph] = set()
         self._keys = self._new_block()
         self._own: dict[int, Mapping[int, Optional[tf.Tensor]]] = {}
         self._zeros: dict[Hashable, tf.Tensor] = {}
@@ -84,6 +86,14 @@ class SimdProgram(Program):
     def _new_block(self) -> range:
         first = _first_key(self.devices, alone=len(self.local) == len(self.devices))
         return range(first, first + _KEYS_PER_BLOCK)
+
+    def note_collective(self) -> None:
+        """Notes where in the program a collective is about to be made."""
+        graph = tf.get_default_graph()
+        if graph is not self.graph:
+            self.communicates_inside = True
+            while (graph := graph.outer_graph) is not self.graph:
+                self.around.add(graph)
 
     # -- places to make operations
 
@@ -187,6 +197,40 @@ def tracing(program: SimdProgram) -> contextlib.AbstractContextManager[None]:
 def current_program() -> Optional[SimdProgram]:
     """Returns the program that is being traced in this thread, or None."""
     return _program.get()
+
+
+def while_loop(
+    cond: Callable[..., tf.Tensor], body: Callable[..., tuple], first: Sequence[Any], **kwargs: Any
+) -> Any:
+    """Returns the results of a `tf.while_loop`, within which loops of a program may communicate.
+
+    Args:
+      cond: that of `tf.while_loop`.
+      body: likewise.
+      first: the loop variables, of which the first is a tf.Tensor.
+      **kwargs: its further arguments.
+    """
+    graphs = []
+
+    def noted(fn: Callable) -> Callable:
+        def call(*args: Any) -> Any:
+            graphs.append(tf.get_default_graph())
+            return fn(*args)
+
+        return call
+
+    results = tf.while_loop(noted(cond), noted(body), first, **kwargs)
+    program = current_program()
+    if program is not None and not program.around.isdisjoint(graphs):
+        # TensorFlow would put the nodes of this loop into the graph of the call. An inner loop has
+        # a number in its name then that processors do not agree on, and so have the keys of its
+        # collectives: processors would wait for one another forever. A loop that stays a function
+        # has its inner loops' names as they are, and one iteration at a time.
+        loop = results[0].op
+        while not loop.type.endswith("While"):
+            loop = loop.inputs[0].op
+        loop._set_attr("_lower_using_switch_merge", tf.AttrValue(b=False))
+    return results
 
 
 # -- its calls

@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._mesh.replicate import SimdProgram
-from mesh_tensorflow.placement_mesh_impl import group_key
+from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl, group_key
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 
 ROWS, COLS, WIDE = mtf.Dimension("rows", 12), mtf.Dimension("cols", 24), mtf.Dimension("wide", 48)
@@ -270,6 +270,39 @@ def test_few_collectives_run_at_once(kind, loop):
     each = {"sum": 4, "gather": 4, "alltoall": 1, "shift": 1}[kind]
     whole = sum(4 * (p + i) for p in range(4) for i in range(20)) * each
     assert value == (16 if loop else whole)
+
+
+def nested_loops(impl):
+    """The gradient of a loop around a loop that communicates, in each iteration of both."""
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    rows = mtf.Dimension("rows", 8)
+    x = mtf.import_tf_tensor(mesh, np.linspace(0.1, 0.8, 8, dtype=np.float32), [rows])
+
+    def inner(i, h):
+        return i + 1, h * mtf.reduce_mean(h) + x
+
+    def outer(i, h):
+        _, h = mtf.while_loop(lambda i, _: mtf.less(i, 2), inner, [zero, h], maximum_iterations=2)
+        return i + 1, h
+
+    zero = mtf.constant(mesh, 0, dtype=tf.int32)
+    _, y = mtf.while_loop(lambda i, _: mtf.less(i, 3), outer, [zero, x], maximum_iterations=3)
+    [dx] = mtf.gradients([mtf.reduce_sum(y)], [x])
+    lowering = mtf.Lowering(graph, {mesh: impl("all:2", "rows:all")})
+    return [lowering.export_to_tf_tensor(t) for t in (y, dx)]
+
+
+def test_loops_within_loops_communicate():
+    """In each of several programs of a process: once TensorFlow has made some, names differ."""
+    for _ in range(8):
+        with tf.Graph().as_default():
+            whole = nested_loops(lambda *args: PlacementMeshImpl(*args, ["cpu:0"] * 2))
+            on_each = replicate(lambda: nested_loops(SimdMeshImpl), devices=cpus(2))
+            config = tf.ConfigProto(device_count={"CPU": 2}, operation_timeout_in_ms=60000)
+            with tf.Session(config=config) as session:
+                for want, found in zip(*session.run([whole, on_each])):
+                    np.testing.assert_allclose(found, want, rtol=1e-5)
 
 
 def test_collectives_of_others_are_run_by_all():

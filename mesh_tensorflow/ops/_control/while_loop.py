@@ -23,6 +23,7 @@ from mesh_tensorflow._core.operation import (
 )
 from mesh_tensorflow._core.placement import sums_of, walk
 from mesh_tensorflow._core.shape import Shape
+from mesh_tensorflow._mesh import replicate
 from mesh_tensorflow._mesh.mesh_impl import LazyAllreduceSum, MeshImpl, is_pending
 from mesh_tensorflow._mesh.random_values import fold_key
 from mesh_tensorflow._mesh.slice_functions import inside_loop
@@ -341,7 +342,7 @@ class WhileGradientOperation(_LoopOperation):
                 lowering.lower_operations(self._operations)
                 return index - 1, state.flatten(state.next(lowering, totals))
 
-        _, flat = tf.while_loop(
+        _, flat = replicate.while_loop(
             lambda index, flat: index >= 0,
             body,
             # The tape has the entries 0 to count - 1, which are read from the last to the first.
@@ -599,7 +600,9 @@ class WhileLoopOperation(_LoopOperation):
         arrays = [] if tape is None else tape.new_arrays(self._size_of_tape(mesh_impl))
         with tf.control_dependencies(waits):
             start = tf.identity(tf.constant(0))
-        count, flat, arrays = tf.while_loop(cond, body, (start, first, arrays), **self._tf_kwargs)
+        count, flat, arrays = replicate.while_loop(
+            cond, body, (start, first, arrays), **self._tf_kwargs
+        )
         # A recomputation of this loop starts from the same keys.
         lowering.random_keys.update(keys)
         for y, value in zip(self.outputs, state.last(flat)):
