@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Optional, Union
@@ -45,6 +46,7 @@ def _sinusoids(
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.universal_transformer")
+@dataclasses.dataclass(eq=False, repr=False)
 class UTLayerStack(transformer.TransformerLayer):
     """Layers that are applied recurrently, with the same variables at each step, but for gates.
 
@@ -55,6 +57,9 @@ class UTLayerStack(transformer.TransformerLayer):
     networks" (2016).
 
     Attributes:
+      layers: a list of TransformerLayers with names.
+      dropout_rate: the dropout rate of the inputs, of each layer's output, and of the output.
+      norm_epsilon: the epsilon of the layer norms.
       num_vanilla_transformer_layers: the number of times that the layers are applied before and
         after the recurrence, if at all.
       couple_carry_transform_gates: whether the gates of a highway sum to 1.
@@ -79,90 +84,33 @@ class UTLayerStack(transformer.TransformerLayer):
       gating_type: the type of these gates, "highway" or "gru".
     """
 
-    def __init__(
-        self,
-        layers: Sequence[Any],
-        dropout_rate: float = 0.0,
-        norm_epsilon: float = 1e-6,
-        num_vanilla_transformer_layers: int = 2,
-        couple_carry_transform_gates: bool = True,
-        act_type: str = gin.REQUIRED,
-        recurrence_type: str = gin.REQUIRED,
-        act_max_steps: int = gin.REQUIRED,
-        act_epsilon: float = gin.REQUIRED,
-        num_rec_steps: int = gin.REQUIRED,
-        num_inrecurrence_layers: int = gin.REQUIRED,
-        position_start_index: Optional[str] = gin.REQUIRED,
-        add_or_concat_timing_signal: str = gin.REQUIRED,
-        step_timing_signal_type: str = gin.REQUIRED,
-        add_position_timing_signal: bool = gin.REQUIRED,
-        add_step_timing_signal: bool = gin.REQUIRED,
-        mix_with_transformer_before_ut: bool = gin.REQUIRED,
-        mix_with_transformer_after_ut: bool = gin.REQUIRED,
-        gates_inputs: str = gin.REQUIRED,
-        gate_ffn_layer: str = gin.REQUIRED,
-        use_gated_transformer: bool = gin.REQUIRED,
-        gating_type: str = gin.REQUIRED,
-    ):
-        """Creates the stack; see the attributes.
-
-        Args:
-          layers: a list of TransformerLayers with names.
-          dropout_rate: a number, the dropout rate of the inputs, of each layer's output, and of the
-            output.
-          norm_epsilon: a number, the epsilon of the layer norms.
-          num_vanilla_transformer_layers: an integer.
-          couple_carry_transform_gates: a boolean.
-          act_type: a string.
-          recurrence_type: a string.
-          act_max_steps: an integer.
-          act_epsilon: a number.
-          num_rec_steps: an integer.
-          num_inrecurrence_layers: an integer.
-          position_start_index: a string or None.
-          add_or_concat_timing_signal: a string.
-          step_timing_signal_type: a string.
-          add_position_timing_signal: a boolean.
-          add_step_timing_signal: a boolean.
-          mix_with_transformer_before_ut: a boolean.
-          mix_with_transformer_after_ut: a boolean.
-          gates_inputs: a string.
-          gate_ffn_layer: a string.
-          use_gated_transformer: a boolean.
-          gating_type: a string.
-        """
-        self._layers = layers
-        self._dropout_rate = dropout_rate
-        self._norm_epsilon = norm_epsilon
-        self.num_vanilla_transformer_layers = num_vanilla_transformer_layers
-        self.couple_carry_transform_gates = couple_carry_transform_gates
-        self.act_type = act_type
-        self.recurrence_type = recurrence_type
-        self.act_max_steps = act_max_steps
-        self.act_epsilon = act_epsilon
-        self.num_rec_steps = num_rec_steps
-        self.num_inrecurrence_layers = num_inrecurrence_layers
-        self.position_start_index = position_start_index
-        self.add_or_concat_timing_signal = add_or_concat_timing_signal
-        self.step_timing_signal_type = step_timing_signal_type
-        self.add_position_timing_signal = add_position_timing_signal
-        self.add_step_timing_signal = add_step_timing_signal
-        self.mix_with_transformer_before_ut = mix_with_transformer_before_ut
-        self.mix_with_transformer_after_ut = mix_with_transformer_after_ut
-        self.gates_inputs = gates_inputs
-        self.gate_ffn_layer = gate_ffn_layer
-        self.use_gated_transformer = use_gated_transformer
-        self.gating_type = gating_type
+    layers: Sequence[Any]
+    dropout_rate: float = 0.0
+    norm_epsilon: float = 1e-6
+    num_vanilla_transformer_layers: int = 2
+    couple_carry_transform_gates: bool = True
+    act_type: str = gin.REQUIRED
+    recurrence_type: str = gin.REQUIRED
+    act_max_steps: int = gin.REQUIRED
+    act_epsilon: float = gin.REQUIRED
+    num_rec_steps: int = gin.REQUIRED
+    num_inrecurrence_layers: int = gin.REQUIRED
+    position_start_index: Optional[str] = gin.REQUIRED
+    add_or_concat_timing_signal: str = gin.REQUIRED
+    step_timing_signal_type: str = gin.REQUIRED
+    add_position_timing_signal: bool = gin.REQUIRED
+    add_step_timing_signal: bool = gin.REQUIRED
+    mix_with_transformer_before_ut: bool = gin.REQUIRED
+    mix_with_transformer_after_ut: bool = gin.REQUIRED
+    gates_inputs: str = gin.REQUIRED
+    gate_ffn_layer: str = gin.REQUIRED
+    use_gated_transformer: bool = gin.REQUIRED
+    gating_type: str = gin.REQUIRED
 
     @property
     def num_layers(self) -> int:
         """The number of layers."""
         return len(self.layers)
-
-    @property
-    def layers(self) -> Sequence[Any]:
-        """The layers."""
-        return self._layers
 
     def call(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
         """Returns the output of the stack; see TransformerLayer.call."""
@@ -176,7 +124,7 @@ class UTLayerStack(transformer.TransformerLayer):
         check_choice("UTLayerStack", "recurrence_type", self.recurrence_type, recurrences)
         nonpadding = nonpadding_of(context)
         mask = 1.0 if nonpadding is None else nonpadding
-        x = dropout_of(x, context, self._dropout_rate)
+        x = dropout_of(x, context, self.dropout_rate)
         context.layer_outputs.append(x)
         if self.mix_with_transformer_before_ut:
             x = self._times(self.num_vanilla_transformer_layers, context, x, mask)
@@ -186,8 +134,8 @@ class UTLayerStack(transformer.TransformerLayer):
         # Layers normalize their inputs, so what they have added up is not normalized yet.
         # In the scope of the stack, where gates of a highway have their norms: it has their
         # variables.
-        x = layers.layer_norm(x, x.shape.dims[-1], self._norm_epsilon)
-        x = dropout_of(x, context, self._dropout_rate) * mask
+        x = layers.layer_norm(x, x.shape.dims[-1], self.norm_epsilon)
+        x = dropout_of(x, context, self.dropout_rate) * mask
         context.layer_outputs.append(x)
         return x
 
@@ -209,7 +157,7 @@ class UTLayerStack(transformer.TransformerLayer):
           x: a Tensor with dimensions [..., d_model].
           mask: a Tensor or a number, 0 at padding.
         """
-        for number, layer in enumerate(self._layers):
+        for number, layer in enumerate(self.layers):
             with tf.variable_scope(layer.name or ""):
                 normed = self._masked_norm(x, mask)
                 with tf.variable_scope(type(layer).__name__):
@@ -221,8 +169,8 @@ class UTLayerStack(transformer.TransformerLayer):
                         )
                     if self.use_gated_transformer:
                         y = self.gating(context, x, y, mask)
-                x += dropout_of(y, context, self._dropout_rate)
-            if number != len(self._layers) - 1:
+                x += dropout_of(y, context, self.dropout_rate)
+            if number != len(self.layers) - 1:
                 context.layer_outputs.append(x)
             context.layer_index += 1
         return x
@@ -512,7 +460,7 @@ class UTLayerStack(transformer.TransformerLayer):
 
     def _masked_norm(self, x: mtf.Tensor, mask: Union[mtf.Tensor, float]) -> mtf.Tensor:
         """Returns the layer norm of `x` with padding masked; its variables are shared."""
-        return layers.layer_norm(x * mask, x.shape.dims[-1], self._norm_epsilon)
+        return layers.layer_norm(x * mask, x.shape.dims[-1], self.norm_epsilon)
 
     def ffn_layer_multi_inputs(
         self,

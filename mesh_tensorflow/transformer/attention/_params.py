@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Optional, Union
 
@@ -38,123 +39,84 @@ class QueryKeyNorm(NamedTuple):
     unit_offset: bool = False
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class AttentionParams:
     """Attention weights, and the projections that use them.
 
     With `combine_dims`, the heads and channels of a weight are one dimension, named after the first
     of them: `q` is [d_model, heads], where `heads` has the size of heads times channels.
 
+    It creates the variables, in the current variable scope. Options that do not fit each other are
+    a ValueError.
+
     Attributes:
       mesh: a Mesh.
-      query_input_dim: a Dimension.
-      memory_input_dim: a Dimension.
+      query_input_dim: a Dimension, the channels that queries are computed from.
+      memory_input_dim: a Dimension, the channels that keys and values are computed from.
       output_dim: a Dimension.
       key_dim: the Dimension of channels of queries and keys.
       value_dim: the Dimension of channels of values.
-      query_heads_dims: a list of Dimensions.
-      memory_heads_dims: a list of Dimensions, the heads of keys and values.
+      query_heads_dims: a list of Dimensions; None for none.
+      memory_heads_dims: a list of Dimensions, the heads of keys and values, a subset of those of
+        the queries; None for none.
       variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
       shared_kv: whether keys double as values.
       no_query: whether there are no queries.
       combine_dims: whether heads and channels are one dimension of the weights.
+      ensemble_dim: a Dimension, the first of each weight; or None.
       keep_query_heads_dims: whether the output has heads.
       fold_scaling_into_initializer: whether the scale key_dim^-0.5 of the logits is folded into the
         initializer of `wq` rather than applied in `compute_q`.
       make_attention_vars: whether there are weights for queries, keys and values.
       biases: which projections add a bias: letters of "qkvo".
-      norm: the QueryKeyNorm of queries and keys, or None.
-      query_scale: what queries are multiplied by, or None.
+      norm: how queries and keys are normalized before they are scaled; None if they are not.
+      query_scale: what queries are multiplied by; None for key_dim^-0.5, applied or folded.
       q_shape: the Shape of `wq`; k_shape, v_shape and o_shape likewise.
       wq: a Tensor, or None; wk, wv, wkv and wo likewise.
     """
 
-    def __init__(
-        self,
-        mesh: mtf.Mesh,
-        query_input_dim: mtf.Dimension,
-        memory_input_dim: mtf.Dimension,
-        output_dim: mtf.Dimension,
-        key_dim: mtf.Dimension,
-        value_dim: mtf.Dimension,
-        query_heads_dims: Optional[Sequence[mtf.Dimension]],
-        memory_heads_dims: Optional[Sequence[mtf.Dimension]],
-        variable_dtype: mtf.VariableDType,
-        shared_kv: bool = False,
-        no_query: bool = False,
-        combine_dims: bool = True,
-        ensemble_dim: Optional[mtf.Dimension] = None,
-        keep_query_heads_dims: bool = False,
-        fold_scaling_into_initializer: bool = True,
-        make_attention_vars: bool = True,
-        biases: str = "",
-        norm: Optional[QueryKeyNorm] = None,
-        query_scale: Optional[float] = None,
-    ) -> None:
-        """Creates the variables, in the current variable scope.
+    mesh: mtf.Mesh
+    query_input_dim: mtf.Dimension
+    memory_input_dim: mtf.Dimension
+    output_dim: mtf.Dimension
+    key_dim: mtf.Dimension
+    value_dim: mtf.Dimension
+    query_heads_dims: list[mtf.Dimension]
+    memory_heads_dims: list[mtf.Dimension]
+    variable_dtype: mtf.VariableDType
+    shared_kv: bool = False
+    no_query: bool = False
+    combine_dims: bool = True
+    ensemble_dim: Optional[mtf.Dimension] = None
+    keep_query_heads_dims: bool = False
+    fold_scaling_into_initializer: bool = True
+    make_attention_vars: bool = True
+    biases: str = ""
+    norm: Optional[QueryKeyNorm] = None
+    query_scale: Optional[float] = None
 
-        Args:
-          mesh: a Mesh.
-          query_input_dim: a Dimension, the channels that queries are computed from.
-          memory_input_dim: a Dimension, the channels that keys and values are computed from.
-          output_dim: a Dimension.
-          key_dim: the Dimension of channels of queries and keys.
-          value_dim: the Dimension of channels of values.
-          query_heads_dims: a list of Dimensions.
-          memory_heads_dims: a list of Dimensions, a subset of those of the queries.
-          variable_dtype: the dtypes of variables: in checkpoints, in memory and in computations.
-          shared_kv: whether keys double as values.
-          no_query: whether there are no queries.
-          combine_dims: whether heads and channels are one dimension of the weights.
-          ensemble_dim: a Dimension, the first of each weight; or None.
-          keep_query_heads_dims: whether the output keeps its heads.
-          fold_scaling_into_initializer: whether the initializer of the query weights, rather than
-            the queries, is scaled.
-          make_attention_vars: whether to create weights other than that of the output.
-          biases: which projections add a bias: letters of "qkvo".
-          norm: how queries and keys are normalized before they are scaled; None if they are not.
-          query_scale: what queries are multiplied by; None for key_dim^-0.5, applied or folded.
-
-        Raises:
-          ValueError: `shared_kv` with keys and values of different dimensions,
-            `keep_query_heads_dims` with `combine_dims`, `biases` of other letters, or biases or
-            norms of what is not there.
-        """
-        _check_biases(biases, norm, shared_kv or no_query or not make_attention_vars)
-        if shared_kv and key_dim != value_dim:
+    def __post_init__(self) -> None:
+        lacks_some = self.shared_kv or self.no_query or not self.make_attention_vars
+        _check_biases(self.biases, self.norm, lacks_some)
+        if self.shared_kv and self.key_dim != self.value_dim:
             raise ValueError(
                 f"AttentionParams: shared_kv makes values of keys, so key_dim "
-                f"{dims_text([key_dim])} and value_dim {dims_text([value_dim])} must be equal"
+                f"{dims_text([self.key_dim])} and value_dim {dims_text([self.value_dim])} must be "
+                "equal"
             )
-        if keep_query_heads_dims and combine_dims:
+        if self.keep_query_heads_dims and self.combine_dims:
             raise ValueError(
                 "AttentionParams: keep_query_heads_dims needs the heads of the output's weight as "
                 "a dimension of their own; set combine_dims=False"
             )
-        self.mesh = mesh
-        self.query_input_dim = query_input_dim
-        self.memory_input_dim = memory_input_dim
-        self.output_dim = output_dim
-        self.key_dim = key_dim
-        self.value_dim = value_dim
-        self.query_heads_dims = list(query_heads_dims or [])
-        self.memory_heads_dims = list(memory_heads_dims or [])
-        self.variable_dtype = variable_dtype
-        self.shared_kv = shared_kv
-        self.no_query = no_query
-        self.combine_dims = combine_dims
-        self.keep_query_heads_dims = keep_query_heads_dims
-        self.fold_scaling_into_initializer = fold_scaling_into_initializer
-        self.make_attention_vars = make_attention_vars
-        self.biases = biases
-        self.norm = norm
-        self.query_scale = query_scale
-        self._ensemble_dims = [ensemble_dim] if ensemble_dim else []
-        front = [ensemble_dim] if ensemble_dim else []
+        self.query_heads_dims = list(self.query_heads_dims or [])
+        self.memory_heads_dims = list(self.memory_heads_dims or [])
+        self._ensemble_dims = front = [self.ensemble_dim] if self.ensemble_dim else []
         # Input dimensions come before output dimensions, as in T5's checkpoints.
-        self.q_shape = mtf.Shape([*front, query_input_dim, *self._stored(self.q_dims)])
-        self.k_shape = mtf.Shape([*front, memory_input_dim, *self._stored(self.k_dims)])
-        self.v_shape = mtf.Shape([*front, memory_input_dim, *self._stored(self.v_dims)])
-        self.o_shape = mtf.Shape([*front, *self._stored(self.o_dims), output_dim])
+        self.q_shape = mtf.Shape([*front, self.query_input_dim, *self._stored(self.q_dims)])
+        self.k_shape = mtf.Shape([*front, self.memory_input_dim, *self._stored(self.k_dims)])
+        self.v_shape = mtf.Shape([*front, self.memory_input_dim, *self._stored(self.v_dims)])
+        self.o_shape = mtf.Shape([*front, *self._stored(self.o_dims), self.output_dim])
         self.wq: Optional[mtf.Tensor] = None
         self.wk: Optional[mtf.Tensor] = None
         self.wv: Optional[mtf.Tensor] = None

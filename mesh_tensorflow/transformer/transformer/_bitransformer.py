@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -28,32 +29,27 @@ from mesh_tensorflow.utils import steps_done
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer")
+@dataclasses.dataclass(eq=False, repr=False)
 class Bitransformer:
     """A sequence-to-sequence model of an encoder and a decoder.
 
     Vaswani et al., "Attention is all you need" (2017).
+
+    Attributes:
+      encoder: a Unitransformer without an output vocabulary.
+      decoder: an autoregressive Unitransformer, whose layers read the encoder's output.
+      shared_embedding: whether both use the same embeddings of ids and of positions, which are in
+        the variable scope `shared`; it is a ValueError if they cannot. Positional embeddings are
+        shared only if both have the same maximum length.
     """
 
-    def __init__(
-        self, encoder: Unitransformer, decoder: Unitransformer, shared_embedding: bool = True
-    ) -> None:
-        """Creates the model.
+    encoder: Unitransformer
+    decoder: Unitransformer
+    shared_embedding: bool = True
 
-        Args:
-          encoder: a Unitransformer without an output vocabulary.
-          decoder: an autoregressive Unitransformer, whose layers read the encoder's output.
-          shared_embedding: whether both use the same embeddings of ids and of positions, which
-            are in the variable scope `shared`. Positional embeddings are shared only if both
-            have the same maximum length.
-
-        Raises:
-          ValueError: the embeddings cannot be shared.
-        """
-        self.encoder = encoder
-        self.decoder = decoder
-        self.shared_embedding = shared_embedding
-        sides = [[m.input_vocab_dim, m.model_dim] for m in (encoder, decoder)]
-        if shared_embedding and sides[0] != sides[1]:
+    def __post_init__(self) -> None:
+        sides = [[m.input_vocab_dim, m.model_dim] for m in (self.encoder, self.decoder)]
+        if self.shared_embedding and sides[0] != sides[1]:
             raise ValueError(
                 "Bitransformer: shared_embedding needs encoder and decoder of one d_model and "
                 f"one input vocabulary, got {dims_text(sides[0])} and {dims_text(sides[1])}; "
@@ -322,46 +318,35 @@ def _within(name: str) -> str:
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer")
+@dataclasses.dataclass(eq=False, repr=False)
 class StudentTeacher:
     """A student model that is trained on targets and on the probabilities of a fixed teacher.
 
     Hinton et al., "Distilling the knowledge in a neural network" (2015). The variables are in the
     scopes `student` and `teacher`.
+
+    Attributes:
+      student: a Unitransformer or a Bitransformer.
+      teacher: another model, with the same output vocabulary.
+      temperature: a number that the logits of both models are divided by.
+      fraction_soft: a number between 0 and 1, the weight of the loss on the teacher's
+        probabilities; the rest is the weight of the loss on the targets. If 0, the teacher is
+        not called and has no variables.
+      distill_start_step: the last step whose loss is on the targets only.
+      teacher_checkpoint: the path of a checkpoint of the teacher alone, without the scope
+        `teacher`.
+      initialize_student_weights: whether the student is initialized from the teacher's
+        checkpoint, too.
     """
 
-    def __init__(
-        self,
-        student: Union[Unitransformer, Bitransformer],
-        teacher: Union[Unitransformer, Bitransformer],
-        temperature: Optional[float] = None,
-        fraction_soft: Optional[float] = None,
-        distill_start_step: int = 0,
-        teacher_checkpoint: Optional[str] = None,
-        initialize_student_weights: bool = False,
-    ) -> None:
-        """Creates the pair.
-
-        Args:
-          student: a Unitransformer or a Bitransformer.
-          teacher: another model, with the same output vocabulary.
-          temperature: a number that the logits of both models are divided by.
-          fraction_soft: a number between 0 and 1, the weight of the loss on the teacher's
-            probabilities; the rest is the weight of the loss on the targets. If 0, the teacher is
-            not called and has no variables.
-          distill_start_step: an integer, the last step whose loss is on the targets only.
-          teacher_checkpoint: a string, the path of a checkpoint of the teacher alone, without
-            the scope `teacher`.
-          initialize_student_weights: whether the student is initialized from the teacher's
-            checkpoint, too.
-        """
-        # Both must have an output vocabulary, and the student `decode` if it is called.
-        self.student: Any = student
-        self.teacher: Any = teacher
-        self.temperature = temperature
-        self.fraction_soft = fraction_soft
-        self.distill_start_step = distill_start_step
-        self.teacher_checkpoint = teacher_checkpoint
-        self.initialize_student_weights = initialize_student_weights
+    # Both must have an output vocabulary, and the student `decode` if it is called.
+    student: Any
+    teacher: Any
+    temperature: Optional[float] = None
+    fraction_soft: Optional[float] = None
+    distill_start_step: int = 0
+    teacher_checkpoint: Optional[str] = None
+    initialize_student_weights: bool = False
 
     def call_simple(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
@@ -25,33 +26,25 @@ if TYPE_CHECKING:
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
+@dataclasses.dataclass(eq=False, repr=False)
 class DenseReluDense(TransformerLayer):
     """Two dense layers with a hidden dimension `d_ff` and an activation between them.
 
     Variables are `wi/kernel` and `wo/kernel`; `wi_0/kernel`, `wi_1/kernel`, ... for gated units.
+
+    Attributes:
+      hidden_size: an integer.
+      dropout_rate: the dropout rate of the hidden units; all positions share one dropout mask.
+      activation: the name of a function of mtf, or a list of names for the product of as many
+        dense layers, such as ["gelu", "linear"]; Shazeer, "GLU variants improve transformer"
+        (2020).
+      use_bias: whether the dense layers have biases.
     """
 
-    def __init__(
-        self,
-        hidden_size: int = 4096,
-        dropout_rate: float = 0.0,
-        activation: Union[str, list] = "relu",
-        use_bias: bool = False,
-    ) -> None:
-        """Creates the layer.
-
-        Args:
-          hidden_size: an integer.
-          dropout_rate: the dropout rate of the hidden units; all positions share one dropout mask.
-          activation: the name of a function of mtf, or a list of names for the product of as many
-            dense layers, such as ["gelu", "linear"]; Shazeer, "GLU variants improve transformer"
-            (2020).
-          use_bias: a bool.
-        """
-        self.hidden_size = hidden_size
-        self.dropout_rate = dropout_rate
-        self.activation = activation
-        self.use_bias = use_bias
+    hidden_size: int = 4096
+    dropout_rate: float = 0.0
+    activation: Union[str, list] = "relu"
+    use_bias: bool = False
 
     def call(
         self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
@@ -88,33 +81,29 @@ class DenseReluDense(TransformerLayer):
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
+@dataclasses.dataclass(eq=False, repr=False)
 class ParallelLayer(TransformerLayer):
     """The sum of n layers of the same input, divided by sqrt(n) unless `divided` is false.
 
     Variables are in the scopes `parallel_layer_0`, `parallel_layer_1`, ...
+
+    Attributes:
+      layer_classes: a list of layer classes, or of other callables without arguments; then of the
+        layers that they have made.
+      use_scope: whether each layer has its own variable scope; if not, variables of the same
+        name are shared.
+      divided: whether the sum is divided by sqrt(n).
+      norm: a sublayer, such as `sublayer_rms_norm`, that each layer's input passes through in
+        the layer's scope, as in GPT-NeoX; None for none.
     """
 
-    def __init__(
-        self,
-        layer_classes: Sequence[Any] = (DenseReluDense, SelfAttention),
-        use_scope: bool = True,
-        divided: bool = True,
-        norm: Optional[Callable[..., mtf.Tensor]] = None,
-    ) -> None:
-        """Creates the layers.
+    layer_classes: Sequence[Any] = (DenseReluDense, SelfAttention)
+    use_scope: bool = True
+    divided: bool = True
+    norm: Optional[Callable[..., mtf.Tensor]] = None
 
-        Args:
-          layer_classes: a list of layer classes, or of other callables without arguments.
-          use_scope: whether each layer has its own variable scope; if not, variables of the same
-            name are shared.
-          divided: whether the sum is divided by sqrt(n).
-          norm: a sublayer, such as `sublayer_rms_norm`, that each layer's input passes through in
-            the layer's scope, as in GPT-NeoX; None for none.
-        """
-        self.layer_classes = [cls() for cls in layer_classes]
-        self.use_scope = use_scope
-        self.divided = divided
-        self.norm = norm
+    def __post_init__(self) -> None:
+        self.layer_classes = [cls() for cls in self.layer_classes]
 
     def call(
         self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
@@ -271,30 +260,23 @@ class Conv1D(TransformerLayer):
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
+@dataclasses.dataclass(eq=False, repr=False)
 class Conv1DLayer(Conv1D):
     """A convolution along the length.
 
     The filter is centered: half of its `filter_size` positions are before the current one and half
     after. Decoding has only those before, so a decoder should use a SeparableConv1DLayer instead.
     The variable is `conv2d/kernel`.
+
+    Attributes:
+      filter_size: the number of positions that the filter covers.
+      output_size: the number of output channels.
+      activation: the name of a function of mtf, or "linear".
     """
 
-    def __init__(self, filter_size: int, output_size: int, activation: str = "linear") -> None:
-        """Creates the layer.
-
-        Args:
-          filter_size: an integer.
-          output_size: an integer, the number of output channels.
-          activation: the name of a function of mtf, or "linear".
-        """
-        self._filter_size = filter_size
-        self._output_size = output_size
-        self._activation = activation
-
-    @property
-    def filter_size(self) -> int:
-        """The number of positions that the filter covers."""
-        return self._filter_size
+    filter_size: int
+    output_size: int
+    activation: str = "linear"
 
     def call(
         self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
@@ -317,57 +299,45 @@ class Conv1DLayer(Conv1D):
         y = layers.conv1d(
             # The kernel has both sides, which cannot have one name.
             mtf.rename_dimension(x, channels.name, "input_dim"),
-            mtf.Dimension(channels.name, self._output_size),
+            mtf.Dimension(channels.name, self.output_size),
             filter_size=self.filter_size,
             padding=padding,
             variable_dtype=mtf.VariableDType(tf.float32, tf.float32, context.activation_dtype),
         )
         if context.mode == "incremental":  # one position is left, the current one
             y = mtf.reshape(y, mtf.Shape([*y.shape.dims[:-2], y.shape.dims[-1]]))
-        return activated(self._activation, y)
+        return activated(self.activation, y)
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
+@dataclasses.dataclass(eq=False, repr=False)
 class SeparableConv1DLayer(Conv1D):
     """A depthwise convolution along the length, then a pointwise one across channels.
 
-    The filter covers the positions from `min_relative_pos` to `max_relative_pos`, relative to the
-    current one; in a decoder the latter should be 0. See `mtf.layers.separable_conv1d`.
+    See `mtf.layers.separable_conv1d`.
+
+    Attributes:
+      min_relative_pos: the first position of the filter, relative to the current one.
+      max_relative_pos: the last one; in a decoder it should be 0.
+      output_size: the number of output channels.
+      depthwise_filter_initializer_scale: the variance scale of the depthwise kernel's
+        initializer.
+      pointwise_filter_initializer_scale: the variance scale of the pointwise kernel's
+        initializer.
+      activation: the name of a function of mtf, or "linear".
     """
 
-    def __init__(
-        self,
-        min_relative_pos: int,
-        max_relative_pos: int,
-        output_size: int,
-        depthwise_filter_initializer_scale: float = 1.0,
-        pointwise_filter_initializer_scale: float = 1.0,
-        activation: str = "linear",
-    ) -> None:
-        """Creates the layer.
-
-        Args:
-          min_relative_pos: an integer, the first position of the filter, relative to the current
-            one.
-          max_relative_pos: an integer, the last one.
-          output_size: an integer, the number of output channels.
-          depthwise_filter_initializer_scale: the variance scale of the depthwise kernel's
-            initializer.
-          pointwise_filter_initializer_scale: the variance scale of the pointwise kernel's
-            initializer.
-          activation: the name of a function of mtf, or "linear".
-        """
-        self._min_relative_pos = min_relative_pos
-        self._max_relative_pos = max_relative_pos
-        self._output_size = output_size
-        self._depthwise_filter_initializer_scale = depthwise_filter_initializer_scale
-        self._pointwise_filter_initializer_scale = pointwise_filter_initializer_scale
-        self._activation = activation
+    min_relative_pos: int
+    max_relative_pos: int
+    output_size: int
+    depthwise_filter_initializer_scale: float = 1.0
+    pointwise_filter_initializer_scale: float = 1.0
+    activation: str = "linear"
 
     @property
     def filter_size(self) -> int:
         """The number of positions that the filter covers."""
-        return self._max_relative_pos - self._min_relative_pos + 1
+        return self.max_relative_pos - self.min_relative_pos + 1
 
     def call(
         self,
@@ -393,11 +363,11 @@ class SeparableConv1DLayer(Conv1D):
         channels = x.shape.dims[-1]
         y = layers.separable_conv1d(
             x,
-            mtf.Dimension(channels.name, self._output_size),
-            min_relative_pos=self._min_relative_pos,
-            max_relative_pos=self._max_relative_pos,
-            depthwise_filter_initializer_scale=self._depthwise_filter_initializer_scale,
-            pointwise_filter_initializer_scale=self._pointwise_filter_initializer_scale,
+            mtf.Dimension(channels.name, self.output_size),
+            min_relative_pos=self.min_relative_pos,
+            max_relative_pos=self.max_relative_pos,
+            depthwise_filter_initializer_scale=self.depthwise_filter_initializer_scale,
+            pointwise_filter_initializer_scale=self.pointwise_filter_initializer_scale,
             use_bias=True,
             kernel_depth_weights=all_kernel_wts,
         )
@@ -405,44 +375,23 @@ class SeparableConv1DLayer(Conv1D):
             # Only the last position of the window has all of its filter's inputs in it.
             window = y.shape.dims[-2]
             y = mtf.gather(y, window.size - 1, window)
-        return activated(self._activation, y)
+        return activated(self.activation, y)
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
+@dataclasses.dataclass(eq=False, repr=False)
 class Conv1DLocalAttn(SeparableConv1DLayer):
     """A separable convolution whose kernels are softmaxed over their width.
 
     Wu et al., "Pay less attention with lightweight and dynamic convolutions" (2019). Subclasses
     define `get_kernel_wt`.
+
+    Attributes:
+      num_unique_depth_filters: the number of channels that share a kernel: channels c, c + d_model
+        / num_unique_depth_filters, ...
     """
 
-    def __init__(
-        self,
-        min_relative_pos: int,
-        max_relative_pos: int,
-        output_size: int,
-        depthwise_filter_initializer_scale: float = 1.0,
-        pointwise_filter_initializer_scale: float = 1.0,
-        activation: str = "linear",
-        num_unique_depth_filters: int = 1,
-    ) -> None:
-        """Creates the layer.
-
-        Args:
-          min_relative_pos: an integer, the first position of the filter, relative to the current
-            one.
-          max_relative_pos: an integer, the last one.
-          output_size: an integer, the number of output channels.
-          depthwise_filter_initializer_scale: the variance scale of the depthwise kernels'
-            initializer.
-          pointwise_filter_initializer_scale: the variance scale of the pointwise kernel's
-            initializer.
-          activation: the name of a function of mtf, or "linear".
-          num_unique_depth_filters: an integer, the number of channels that share a kernel: channels
-            c, c + d_model / num_unique_depth_filters, ...
-        """
-        super().__init__(**arguments_of(SeparableConv1DLayer, locals()))
-        self._num_unique_depth_filters = num_unique_depth_filters
+    num_unique_depth_filters: int = 1
 
     def get_kernel_wt(
         self,
@@ -496,7 +445,7 @@ class Conv1DLocalAttn(SeparableConv1DLayer):
         return super().call(context, x, losses, all_kernel_wts=self._kernels(context, x))
 
     def _kernels(self, context: Context, x: mtf.Tensor) -> Sequence[mtf.Tensor]:
-        channels, shared_by = x.shape.dims[-1], self._num_unique_depth_filters
+        channels, shared_by = x.shape.dims[-1], self.num_unique_depth_filters
         if channels.size % shared_by:
             raise ValueError(
                 f"{type(self).__name__}: num_unique_depth_filters={shared_by} must divide the "
@@ -504,7 +453,7 @@ class Conv1DLocalAttn(SeparableConv1DLayer):
             )
         repeated = mtf.Dimension("repeated_kernel_dim", channels.size // shared_by)
         initializer = layers.VarianceScalingInitializer(
-            scale=self._depthwise_filter_initializer_scale / self.filter_size
+            scale=self.depthwise_filter_initializer_scale / self.filter_size
         )
         width = mtf.Dimension("conv_window", self.filter_size)
         # A variable for each position, whose name has its number, as in checkpoints of the classic.
@@ -522,7 +471,7 @@ class Conv1DLocalAttn(SeparableConv1DLayer):
     def _tiled(self, kernel: mtf.Tensor, channels: mtf.Dimension) -> mtf.Tensor:
         """Repeats the kernels that channels share, so that each channel has one."""
         *others, repeated = kernel.shape.dims
-        copies = mtf.Dimension("copies_of_kernel", self._num_unique_depth_filters)
+        copies = mtf.Dimension("copies_of_kernel", self.num_unique_depth_filters)
         # Channel c has the kernel of the number c modulo how many there are.
         kernel = mtf.broadcast(kernel, mtf.Shape([*others, copies, repeated]))
         return mtf.reshape(kernel, mtf.Shape([*others, channels]))

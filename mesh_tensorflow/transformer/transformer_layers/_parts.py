@@ -26,7 +26,7 @@ MAX_DISTANCE = 128
 
 
 def check_type(
-    what: str, relative_attention_type: Optional[str], kinds: tuple[Optional[str], ...]
+    what: str, relative_attention_type: Optional[str], kinds: Sequence[Optional[str]]
 ) -> None:
     """Checks that a type of relative attention is supported.
 

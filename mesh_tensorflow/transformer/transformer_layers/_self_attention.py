@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Optional
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Optional
 
 import gin
 import tensorflow.compat.v1 as tf
@@ -186,113 +187,89 @@ def output_of(
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
+@dataclasses.dataclass(eq=False, repr=False)
 class SelfAttention(transformer.TransformerLayer):
     """Multi-head self-attention.
 
     Vaswani et al., "Attention is all you need" (2017). In decoding, the states are the keys and
-    values of earlier positions.
+    values of earlier positions. Options that do not fit each other are a ValueError.
+
+    Attributes:
+      num_heads: an integer.
+      num_memory_heads: how many heads keys and values have, a divisor of `num_heads`; 1 for
+        multi-query attention, 0 for `num_heads`.
+      key_value_size: the number of channels of a head.
+      shared_kv: whether values are the keys.
+      dropout_rate: the dropout rate of the attention weights; all queries share one dropout
+        mask.
+      attention_kwargs: a dictionary of further arguments of the attention function, or None.
+      relative_attention_type: None, "bias" for a learned bias for each head and distance,
+        "bias_shared" for one that all layers share, "contextual" for one computed from the
+        query, "alibi" for minus the distance times a fixed number for each head (Press et al.,
+        "Train short, test long: attention with linear biases", 2022).
+      relative_attention_num_buckets: the number of buckets of relative positions.
+      attention_func: None; "hybrid" for `hybrid_attention`; or "all_to_all", with which a
+        length that is split is exchanged for heads, under the names `attention_length` and
+        `attention_heads`, when whole sequences are attended to: by the rules
+        `length:axis,attention_heads:axis`, each processor has all positions of its heads.
+      combine_dims: whether heads and channels are one dimension of the weights.
+      keep_query_heads_dims: whether the output keeps its heads.
+      fold_scaling_into_initializer: whether initial values, rather than queries, are scaled.
+      z_loss_coeff: the coefficient of a loss on the logits, see `attention`; or None.
+      use_hyperprompt: whether hypernetworks generate prompt keys and values.
+      hyperprompt_mtlshare: whether tasks share the weights that generate them.
+      hyperprompt_length_encoder: the length of the prompts in encoders; None for no prompts.
+      hyperprompt_length_decoder: the length of the prompts in decoders; None for no prompts.
+      hyperprompt_hidden_dim: the number of hidden channels of prompts.
+      hyperprompt_task_num: how many tasks have prompts.
+      rotary: the `mtf.layers.RotaryEmbedding` of queries and keys; None for none.
+      biases: which projections add a bias: letters of "qkvo".
+      qk_norm_epsilon: what is added to the mean squares by which queries and keys are
+        normalized, each head by itself; None if they are not.
+      qk_norm_over_heads: whether one mean square is over the channels of all heads.
+      qk_norm_unit_offset: whether the scales of these norms are 1 plus a variable.
+      query_scale: what queries are multiplied by; None for key_value_size^-0.5, applied or
+        folded.
     """
 
     no_query = False  # which only a Synthesizer may set
     # The types of relative attention that the layer has.
-    _kinds: tuple[Optional[str], ...] = (None, "bias", "bias_shared", "contextual", "alibi")
+    _kinds: ClassVar[Sequence[Any]] = (None, "bias", "bias_shared", "contextual", "alibi")
 
-    def __init__(
-        self,
-        num_heads: int = 8,
-        num_memory_heads: int = 0,
-        key_value_size: int = 128,
-        shared_kv: bool = False,
-        dropout_rate: float = 0.0,
-        attention_kwargs: Optional[dict[str, Any]] = None,
-        relative_attention_type: Optional[str] = None,
-        relative_attention_num_buckets: int = 32,
-        attention_func: Optional[str] = None,
-        combine_dims: bool = True,
-        keep_query_heads_dims: bool = False,
-        fold_scaling_into_initializer: bool = True,
-        z_loss_coeff: Optional[float] = None,
-        use_hyperprompt: bool = False,
-        hyperprompt_mtlshare: bool = False,
-        hyperprompt_length_encoder: Optional[int] = None,
-        hyperprompt_length_decoder: Optional[int] = None,
-        hyperprompt_hidden_dim: Optional[int] = None,
-        hyperprompt_task_num: int = 8,
-        rotary: Optional[layers.RotaryEmbedding] = None,
-        biases: str = "",
-        qk_norm_epsilon: Optional[float] = None,
-        qk_norm_over_heads: bool = False,
-        qk_norm_unit_offset: bool = False,
-        query_scale: Optional[float] = None,
-    ) -> None:
-        """Creates the layer.
+    num_heads: int = 8
+    num_memory_heads: int = 0
+    key_value_size: int = 128
+    shared_kv: bool = False
+    dropout_rate: float = 0.0
+    attention_kwargs: Any = None
+    relative_attention_type: Optional[str] = None
+    relative_attention_num_buckets: int = 32
+    attention_func: Optional[str] = None
+    combine_dims: bool = True
+    keep_query_heads_dims: bool = False
+    fold_scaling_into_initializer: bool = True
+    z_loss_coeff: Optional[float] = None
+    use_hyperprompt: bool = False
+    hyperprompt_mtlshare: bool = False
+    hyperprompt_length_encoder: Optional[int] = None
+    hyperprompt_length_decoder: Optional[int] = None
+    hyperprompt_hidden_dim: Optional[int] = None
+    hyperprompt_task_num: int = 8
+    rotary: Optional[layers.RotaryEmbedding] = None
+    biases: str = ""
+    qk_norm_epsilon: Optional[float] = None
+    qk_norm_over_heads: bool = False
+    qk_norm_unit_offset: bool = False
+    query_scale: Optional[float] = None
 
-        Args:
-          num_heads: an integer.
-          num_memory_heads: how many heads keys and values have, a divisor of `num_heads`; 1 for
-            multi-query attention, 0 for `num_heads`.
-          key_value_size: the number of channels of a head.
-          shared_kv: whether values are the keys.
-          dropout_rate: the dropout rate of the attention weights; all queries share one dropout
-            mask.
-          attention_kwargs: a dictionary of further arguments of the attention function, or None.
-          relative_attention_type: None, "bias" for a learned bias for each head and distance,
-            "bias_shared" for one that all layers share, "contextual" for one computed from the
-            query, "alibi" for minus the distance times a fixed number for each head (Press et al.,
-            "Train short, test long: attention with linear biases", 2022).
-          relative_attention_num_buckets: the number of buckets of relative positions.
-          attention_func: None; "hybrid" for `hybrid_attention`; or "all_to_all", with which a
-            length that is split is exchanged for heads, under the names `attention_length` and
-            `attention_heads`, when whole sequences are attended to: by the rules
-            `length:axis,attention_heads:axis`, each processor has all positions of its heads.
-          combine_dims: whether heads and channels are one dimension of the weights.
-          keep_query_heads_dims: whether the output keeps its heads.
-          fold_scaling_into_initializer: whether initial values, rather than queries, are scaled.
-          z_loss_coeff: the coefficient of a loss on the logits, see `attention`; or None.
-          use_hyperprompt: whether hypernetworks generate prompt keys and values.
-          hyperprompt_mtlshare: whether tasks share the weights that generate them.
-          hyperprompt_length_encoder: the length of the prompts in encoders; None for no prompts.
-          hyperprompt_length_decoder: the length of the prompts in decoders; None for no prompts.
-          hyperprompt_hidden_dim: the number of hidden channels of prompts.
-          hyperprompt_task_num: how many tasks have prompts.
-          rotary: the `mtf.layers.RotaryEmbedding` of queries and keys; None for none.
-          biases: which projections add a bias: letters of "qkvo".
-          qk_norm_epsilon: what is added to the mean squares by which queries and keys are
-            normalized, each head by itself; None if they are not.
-          qk_norm_over_heads: whether one mean square is over the channels of all heads.
-          qk_norm_unit_offset: whether the scales of these norms are 1 plus a variable.
-          query_scale: what queries are multiplied by; None for key_value_size^-0.5, applied or
-            folded.
-
-        Raises:
-          ValueError: the options do not fit.
-        """
-        self.num_heads = num_heads
-        self.num_memory_heads = num_memory_heads
-        self.key_value_size = key_value_size
-        self.shared_kv = shared_kv
-        self.dropout_rate = dropout_rate
-        self.attention_kwargs = attention_kwargs or {}
-        self.relative_attention_type = relative_attention_type
-        self.relative_attention_num_buckets = relative_attention_num_buckets
-        self.attention_func = attention_func
-        self.combine_dims = combine_dims
-        self.keep_query_heads_dims = keep_query_heads_dims
-        self.fold_scaling_into_initializer = fold_scaling_into_initializer
-        self.z_loss_coeff = z_loss_coeff
-        self.use_hyperprompt = use_hyperprompt
-        self.hyperprompt_mtlshare = hyperprompt_mtlshare
-        self.hyperprompt_length_encoder = hyperprompt_length_encoder
-        self.hyperprompt_length_decoder = hyperprompt_length_decoder
-        self.hyperprompt_hidden_dim = hyperprompt_hidden_dim
-        self.hyperprompt_task_num = hyperprompt_task_num
-        self.rotary = rotary
-        self.biases = biases
+    def __post_init__(self) -> None:
+        self.attention_kwargs = self.attention_kwargs or {}
         self.qk_norm = None
-        if qk_norm_epsilon is not None:
-            self.qk_norm = QueryKeyNorm(qk_norm_epsilon, qk_norm_over_heads, qk_norm_unit_offset)
-        self.query_scale = query_scale
-        _parts.check_type(type(self).__name__, relative_attention_type, self._kinds)
+        if self.qk_norm_epsilon is not None:
+            self.qk_norm = QueryKeyNorm(
+                self.qk_norm_epsilon, self.qk_norm_over_heads, self.qk_norm_unit_offset
+            )
+        _parts.check_type(type(self).__name__, self.relative_attention_type, self._kinds)
         self._check_function()
 
     def _check_function(self) -> None:
