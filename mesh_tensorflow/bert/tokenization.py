@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import re
 import string
 import unicodedata
@@ -230,6 +231,7 @@ def _cleaned(text: str) -> str:
     return "".join(" " if _is_space(c) else c for c in kept)
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class BasicTokenizer:
     """Splits text at white space, punctuation and Chinese characters.
 
@@ -238,9 +240,8 @@ class BasicTokenizer:
       vocab: tokens that `preserve_token` may keep whole.
     """
 
-    def __init__(self, do_lower_case: bool = True, vocab: Collection[str] = ()) -> None:
-        self.do_lower_case = do_lower_case
-        self.vocab = vocab
+    do_lower_case: bool = True
+    vocab: Collection[str] = ()
 
     def tokenize(self, text: Union[str, bytes]) -> list[str]:
         """Splits a text into words.
@@ -263,6 +264,7 @@ class BasicTokenizer:
         return "".join(f" {c} " if _is_punctuation(c) else c for c in word).split()
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class WordpieceTokenizer:
     """Splits words greedily into the longest pieces of a vocabulary, from the left.
 
@@ -274,15 +276,9 @@ class WordpieceTokenizer:
       max_input_chars_per_word: the maximum word length; longer words become `unk_token`.
     """
 
-    def __init__(
-        self,
-        vocab: Collection[str],
-        unk_token: str = _UNKNOWN,
-        max_input_chars_per_word: int = 200,
-    ) -> None:
-        self.vocab = vocab
-        self.unk_token = unk_token
-        self.max_input_chars_per_word = max_input_chars_per_word
+    vocab: Collection[str]
+    unk_token: str = _UNKNOWN
+    max_input_chars_per_word: int = 200
 
     def tokenize(self, text: Union[str, bytes]) -> list[str]:
         """Splits words into pieces.

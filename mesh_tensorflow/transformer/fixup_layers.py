@@ -6,6 +6,7 @@ See Zhang, Dauphin and Ma, "Fixup initialization: residual learning without norm
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
 
@@ -147,45 +148,37 @@ def dense_product_fixup(
 
 
 @gin.configurable(module=_MODULE)
+@dataclasses.dataclass(eq=False, repr=False)
 class DenseReluDenseFixup(transformer.TransformerLayer):
     """A feed-forward layer: a dense layer, a shift, and a dense layer initialized to 0.
 
     Attributes:
       hidden_size: an integer.
-      dropout_rate: a number, the dropout rate of the hidden units.
-      activation: what `mtf.layers.dense_product` takes for activation_functions.
+      dropout_rate: the share of hidden units that are dropped in training, from 0 to less than 1.
+      activation: a function, the name of a function of mtf, or a list of them.
       use_bias: whether the dense layers have biases.
+      default_init: "he" or "glorot", the initializer that is scaled by the number of blocks.
+      init_distribution: a distribution of `tf.variance_scaling_initializer`.
+      num_blocks: an integer, the number of residual blocks of the stack.
       upproject_initializer: a TensorFlow initializer.
       downproject_initializer: a TensorFlow initializer.
     """
 
-    def __init__(
-        self,
-        hidden_size: int = 4096,
-        dropout_rate: float = 0.0,
-        activation: Union[str, Callable, list, tuple] = "relu",
-        use_bias: bool = False,
-        default_init: str = "he",
-        init_distribution: str = "uniform",
-        num_blocks: int = gin.REQUIRED,
-    ):
-        """Creates the layer.
+    hidden_size: int = 4096
+    dropout_rate: float = 0.0
+    activation: Union[str, Callable, list, tuple] = "relu"
+    use_bias: bool = False
+    default_init: str = "he"
+    init_distribution: str = "uniform"
+    num_blocks: int = gin.REQUIRED
 
-        Args:
-          hidden_size: an integer.
-          dropout_rate: the share of elements that are dropped in training, from 0 to less than 1.
-          activation: a function, the name of a function of mtf, or a list of them.
-          use_bias: whether the dense layers have biases.
-          default_init: "he" or "glorot", the initializer that is scaled by the number of blocks.
-          init_distribution: a distribution of `tf.variance_scaling_initializer`.
-          num_blocks: an integer, the number of residual blocks of the stack.
-        """
-        self.hidden_size = hidden_size
-        self.dropout_rate = dropout_rate
-        self.activation = activation
-        self.use_bias = use_bias
+    def __post_init__(self) -> None:
         self.upproject_initializer = _scaled_initializer(
-            "DenseReluDenseFixup", num_blocks, _DENSE_EXPONENT, default_init, init_distribution
+            "DenseReluDenseFixup",
+            self.num_blocks,
+            _DENSE_EXPONENT,
+            self.default_init,
+            self.init_distribution,
         )
         # Each branch begins as 0, so that a stack of any depth begins as the identity.
         self.downproject_initializer = tf.zeros_initializer()

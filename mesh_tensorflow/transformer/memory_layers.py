@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import gin
@@ -18,6 +19,7 @@ __all__ = ["ProductKeyValueMemory"]
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.memory_layers")
+@dataclasses.dataclass(eq=False, repr=False)
 class ProductKeyValueMemory(transformer.TransformerLayer):
     """A memory of n_keys squared vectors, whose keys are pairs of shorter keys.
 
@@ -32,29 +34,25 @@ class ProductKeyValueMemory(transformer.TransformerLayer):
       knn: an integer, the number of vectors that a head reads.
     """
 
-    def __init__(
-        self,
-        key_size: int = gin.REQUIRED,
-        n_keys: int = gin.REQUIRED,
-        n_heads: int = gin.REQUIRED,
-        knn: int = gin.REQUIRED,
-    ):
-        if key_size < 2 or not 1 <= knn <= n_keys:
+    key_size: int = gin.REQUIRED
+    n_keys: int = gin.REQUIRED
+    n_heads: int = gin.REQUIRED
+    knn: int = gin.REQUIRED
+
+    def __post_init__(self) -> None:
+        if self.key_size < 2 or not 1 <= self.knn <= self.n_keys:
             raise ValueError(
-                f"ProductKeyValueMemory: key_size={key_size} must be at least 2, and knn={knn} "
-                f"between 1 and n_keys={n_keys}, of which a head takes so many for each half"
+                f"ProductKeyValueMemory: key_size={self.key_size} must be at least 2, and knn="
+                f"{self.knn} between 1 and n_keys={self.n_keys}, of which a head takes so many for "
+                "each half"
             )
-        self.key_size = key_size
-        self.n_keys = n_keys
-        self.n_values = n_keys**2
-        self.n_heads = n_heads
-        self.knn = knn
-        self._heads_dim = mtf.Dimension("n_heads", n_heads)
+        self.n_values = self.n_keys**2
+        self._heads_dim = mtf.Dimension("n_heads", self.n_heads)
         self._halves_dim = mtf.Dimension("product_key", 2)
-        self._keys_dim = mtf.Dimension("n_keys", n_keys)
-        self._key_dim = mtf.Dimension("key", key_size // 2)
+        self._keys_dim = mtf.Dimension("n_keys", self.n_keys)
+        self._key_dim = mtf.Dimension("key", self.key_size // 2)
         self._values_dim = mtf.Dimension("n_values", self.n_values)
-        self._knn_dim = mtf.Dimension("knn", knn)
+        self._knn_dim = mtf.Dimension("knn", self.knn)
 
     def call(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
         """Returns the memory output of each position; see TransformerLayer.call."""
