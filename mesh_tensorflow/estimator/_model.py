@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import os
 import re
@@ -665,34 +666,24 @@ def session_creator(
     return RestoringSessionCreator(restoring, path, latest_of)
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class RestoringSessionCreator(tf.train.SessionCreator):
     """Restores a checkpoint: the one that was asked for, or the latest.
 
     Attributes:
+      restoring: returns a session creator for a checkpoint.
       path: the checkpoint, or None if values come from elsewhere.
+      latest_of: the directory of which it is the latest; None for one that was asked for.
     """
 
-    def __init__(
-        self,
-        restoring: Callable[[Optional[str]], tf.train.SessionCreator],
-        path: Optional[str],
-        latest_of: Optional[str],
-    ):
-        """Creates an instance.
-
-        Args:
-          restoring: returns a session creator for a checkpoint.
-          path: the checkpoint.
-          latest_of: the directory of which it is the latest; None for one that was asked for.
-        """
-        self._restoring = restoring
-        self.path = path
-        self._latest_of = latest_of
+    restoring: Callable[[Optional[str]], tf.train.SessionCreator]
+    path: Optional[str]
+    latest_of: Optional[str]
 
     def create_session(self) -> tf.Session:
         """Creates a session with the values of the checkpoint."""
         # The path is kept, as results are reported for the checkpoint that they were computed with.
         session, self.path = with_latest(
-            self.path, self._latest_of, lambda path: self._restoring(path).create_session()
+            self.path, self.latest_of, lambda path: self.restoring(path).create_session()
         )
         return session

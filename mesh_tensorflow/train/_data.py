@@ -23,25 +23,19 @@ from mesh_tensorflow._core.shape import is_dimension
 from mesh_tensorflow._elements import Elements
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Features:
     """One array, a tuple or a dictionary of arrays, each with its named dimensions.
 
     Attributes:
+      kind: `dict`, `tuple`, or `list` for a single array.
       names: a name for each array.
       shapes: the Shape of each array; None if the model imports tf.Tensors by itself.
     """
 
-    def __init__(self, kind: type, names: Sequence[str], shapes: Optional[list[mtf.Shape]]):
-        """Creates a description of features; users call `of_dims` or `of_batch`.
-
-        Args:
-          kind: `dict`, `tuple`, or `list` for a single array.
-          names: a name for each array.
-          shapes: a Shape for each array, or None.
-        """
-        self._kind = kind
-        self.names = list(names)
-        self.shapes = shapes
+    kind: type
+    names: list[str]
+    shapes: Optional[list[mtf.Shape]]
 
     @classmethod
     def of_dims(cls, dims: Any) -> Features:
@@ -54,16 +48,8 @@ class Features:
         Raises:
           ValueError: it is none of these, or the first dimensions differ.
         """
-        kind: type
-        leaves: list[Any]
-        if _is_leaf(dims):
-            kind, names, leaves = list, ["x"], [dims]
-        elif isinstance(dims, Mapping) and dims:
-            kind, names, leaves = dict, [str(name) for name in dims], list(dims.values())
-        elif isinstance(dims, (tuple, list)) and dims:
-            kind, names, leaves = tuple, [f"feature {i}" for i in range(len(dims))], list(dims)
-        else:
-            kind, names, leaves = list, ["x"], [None]
+        # Dimensions of one array may be a list too.
+        kind, names, leaves = (list, ["x"], [dims]) if _is_leaf(dims) else _parts(dims or None)
         wrong = [leaf for leaf in leaves if not _is_leaf(leaf)]
         if wrong:
             raise ValueError(
@@ -87,11 +73,8 @@ class Features:
         Args:
           batch: an array, or a tuple or dictionary of arrays.
         """
-        if isinstance(batch, Mapping):
-            return cls(dict, [str(name) for name in batch], None)
-        if isinstance(batch, (tuple, list)):
-            return cls(tuple, [f"feature {i}" for i in range(len(batch))], None)
-        return cls(list, ["x"], None)
+        kind, names, _ = _parts(batch)
+        return cls(kind, names, None)
 
     @property
     def batch_dim(self) -> mtf.Dimension:
@@ -105,7 +88,7 @@ class Features:
         old = self.batch_dim
         new = mtf.Dimension(old.name, size)
         shapes = [mtf.Shape([new if d == old else d for d in s]) for s in self.shapes]
-        return Features(self._kind, self.names, shapes)
+        return dataclasses.replace(self, shapes=shapes)
 
     def values(self, item: Any) -> list[Any]:
         """Returns the arrays of a batch or an example, in order.
@@ -116,7 +99,7 @@ class Features:
         Raises:
           ValueError: it has another structure.
         """
-        if self._kind is dict:
+        if self.kind is dict:
             if not isinstance(item, Mapping):
                 raise ValueError(
                     f"fit: dims is a dictionary with {', '.join(self.names)}, but the data gives "
@@ -129,7 +112,7 @@ class Features:
                     f"{', '.join(map(str, item))}{did_you_mean(missing[0], map(str, item))}"
                 )
             return [item[name] for name in self.names]
-        if self._kind is tuple:
+        if self.kind is tuple:
             if not isinstance(item, (tuple, list)) or len(item) != len(self.names):
                 raise ValueError(
                     f"fit: dims has {len(self.names)} features, but the data gives "
@@ -145,17 +128,17 @@ class Features:
 
     def item(self, values: Sequence[Any]) -> Any:
         """Returns values in the structure of the data: a dictionary, a tuple, or one value."""
-        if self._kind is dict:
+        if self.kind is dict:
             return dict(zip(self.names, values))
-        return tuple(values) if self._kind is tuple else values[0]
+        return tuple(values) if self.kind is tuple else values[0]
 
     def packed(self, values: Sequence[Any]) -> tuple:
         """Returns the arguments of a model function: a tuple's members, or one argument."""
-        return tuple(values) if self._kind is tuple else (self.item(values),)
+        return tuple(values) if self.kind is tuple else (self.item(values),)
 
     def unpacked(self, arguments: Sequence[Any]) -> list[Any]:
         """Returns the values of the arguments of a model function, in order."""
-        return list(arguments) if self._kind is tuple else self.values(arguments[0])
+        return list(arguments) if self.kind is tuple else self.values(arguments[0])
 
     def imported(self, mesh: mtf.Mesh, tensors: Sequence[tf.Tensor]) -> tuple:
         """Returns the arguments of a model function as mtf Tensors.
@@ -233,6 +216,15 @@ def _is_leaf(dims: Any) -> bool:
     return isinstance(dims, (tuple, list)) and bool(dims) and all(map(is_dimension, dims))
 
 
+def _parts(x: Any) -> tuple[type, list[str], list[Any]]:
+    """Returns the kind of `Features`, and the names and values of what has their structure."""
+    if isinstance(x, Mapping):
+        return dict, [str(name) for name in x], list(x.values())
+    if isinstance(x, (tuple, list)):
+        return tuple, [f"feature {i}" for i in range(len(x))], list(x)
+    return list, ["x"], [x]
+
+
 def _kind_text(item: Any) -> str:
     if isinstance(item, Mapping):
         return f"a dictionary with {', '.join(map(str, item))}"
@@ -286,42 +278,42 @@ class Part:
         return batch
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Source:
-    """Batches of data. A subclass has `training` and `once`."""
+    """Batches of data. A subclass has `training` and `once`.
 
-    def __init__(self, features: Features, part: Part):
-        """Creates a source.
+    Attributes:
+      features: the structure and the dimensions of the batches.
+      part: the rows to read of each batch.
+    """
 
-        Args:
-          features: the structure and the dimensions of the batches.
-          part: the rows to read of each batch.
-        """
-        self._features, self._part = features, part
+    features: Features
+    part: Part
 
     @property
     def _size(self) -> int:
-        return self._features.batch_dim.size
+        return self.features.batch_dim.size
 
     def _arrays(self, item: Any) -> Batch:
-        names = self._features.names
-        return [as_array(v, name) for name, v in zip(names, self._features.values(item))]
+        names = self.features.names
+        return [as_array(v, name) for name, v in zip(names, self.features.values(item))]
 
     def _is_batched(self, arrays: Sequence[np.ndarray]) -> bool:
         """Returns whether an item is a batch, by its ranks; without dimensions it is."""
-        shapes = self._features.shapes
+        shapes = self.features.shapes
         return shapes is None or arrays[0].ndim == len(shapes[0])
 
     def _whole(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yields batches of all rows; leaves out smaller ones, as the last of an epoch may be."""
         found = 0
         for batch in batches:
-            if self._features.shapes is None or len(batch[0]) == self._size:
+            if self.features.shapes is None or len(batch[0]) == self._size:
                 found += 1
                 yield batch
                 continue
             sizes = (
                 f"fit: {{}} has {len(batch[0])} rows, but dims has "
-                f"{dims_text([self._features.batch_dim])}. "
+                f"{dims_text([self.features.batch_dim])}. "
             )
             if len(batch[0]) > self._size:
                 raise ValueError(
@@ -353,32 +345,25 @@ class Source:
         """
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Rows(Source):
-    """Data with a length and random access: arrays, Hugging Face datasets."""
+    """Data with a length and random access: arrays, Hugging Face datasets.
 
-    def __init__(
-        self,
-        features: Features,
-        part: Part,
-        length: int,
-        take: Callable[[np.ndarray], Any],
-        shuffle: bool,
-        seed: Optional[int],
-    ):
-        """Creates a source.
+    Attributes:
+      length: the number of rows.
+      take: returns the rows of the given numbers.
+      shuffle: whether each epoch has its own order.
+      seed: the seed of the orders, or None for one that is drawn.
+    """
 
-        Args:
-          features: the features.
-          part: the rows to read of each batch.
-          length: the number of rows.
-          take: returns the rows of the given numbers.
-          shuffle: whether each epoch has its own order.
-          seed: the seed of the orders.
-        """
-        super().__init__(features, part)
-        self._length, self._take, self._shuffle = length, take, shuffle
+    length: int
+    take: Callable[[np.ndarray], Any]
+    shuffle: bool
+    seed: Any
+
+    def __post_init__(self) -> None:
         # Without a seed, this draws one that all epochs of the run have.
-        self._seed: Any = np.random.SeedSequence(seed).entropy
+        self.seed = np.random.SeedSequence(self.seed).entropy
 
     def training(self, start: int) -> Iterator[Batch]:
         """Returns whole batches in the order of each epoch, from number `start` on.
@@ -386,51 +371,50 @@ class Rows(Source):
         Raises:
           ValueError: there are fewer rows than in a batch.
         """
-        if self._length < self._size:
+        if self.length < self._size:
             raise ValueError(
-                f"fit: the data have {self._length} rows, fewer than one batch, "
-                f"{self._features.batch_dim.name}={self._size}: make the batch smaller"
+                f"fit: the data have {self.length} rows, fewer than one batch, "
+                f"{self.features.batch_dim.name}={self._size}: make the batch smaller"
             )
         # The check is made at the call: in a generator it would wait for the first batch.
         return self._epochs(start)
 
     def _epochs(self, start: int) -> Iterator[Batch]:
         # What fills no batch is left out of an epoch; with shuffling, other rows each time.
-        per_epoch = self._length // self._size
+        per_epoch = self.length // self._size
         for epoch in itertools.count(start // per_epoch):
-            order = np.arange(self._length)
-            if self._shuffle:
+            order = np.arange(self.length)
+            if self.shuffle:
                 # A function of the seed and the epoch, so that a run which is resumed finds the
                 # order again without reading what came before.
-                np.random.default_rng([self._seed, epoch]).shuffle(order)
+                np.random.default_rng([self.seed, epoch]).shuffle(order)
             # Only the epoch that a run goes on in is begun in its middle.
             first = start % per_epoch if epoch == start // per_epoch else 0
             for i in range(first, per_epoch):
                 rows = order[i * self._size : (i + 1) * self._size]
                 # All processes have the same order and take the rows of their own processors from
                 # it.
-                arrays = self._arrays(self._take(rows[self._part.rows(self._size)]))
-                yield self._part.whole(arrays, self._size)
+                arrays = self._arrays(self.take(rows[self.part.rows(self._size)]))
+                yield self.part.whole(arrays, self._size)
 
     def once(self) -> Iterator[Batch]:
         """Yields all rows once; the last batch may be smaller."""
-        for first in range(0, self._length, self._size):
-            yield self._arrays(self._take(np.arange(first, min(first + self._size, self._length))))
+        for first in range(0, self.length, self._size):
+            yield self._arrays(self.take(np.arange(first, min(first + self._size, self.length))))
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Iterated(Source):
-    """An iterable of batches or of examples."""
+    """An iterable of batches or of examples.
 
-    def __init__(self, features: Features, part: Part, items: Iterable[Any]):
-        """Creates a source.
+    Attributes:
+      items: the iterable; an iterator gives each of its items once.
+    """
 
-        Args:
-          features: the features.
-          part: the rows of each batch that this process keeps.
-          items: an iterable; an iterator gives each of its items once.
-        """
-        super().__init__(features, part)
-        self._items = items
+    items: Iterable[Any]
+
+    def __post_init__(self) -> None:
+        items = self.items
         # A list has one dtype for each feature, as an array of all would have.
         self._dtypes: list[Any] = []
         if isinstance(items, list) and items:
@@ -461,35 +445,35 @@ class Iterated(Source):
     def _endless(self) -> Iterator[Batch]:
         read = True
         while read:
-            items = iter(self._items)
+            items = iter(self.items)
             # Data without a whole batch would otherwise be read again and again without an end.
             read = False
             for batch in self._batches(items, False):
                 read = True
                 yield batch
-            if items is self._items:
+            if items is self.items:
                 return  # an iterator can't be read again
 
     def training(self, start: int) -> Iterator[Batch]:
         """Yields whole batches in the order of the iterable, from number `start` on."""
         # What was trained on before is read and dropped: an iterable can begin nowhere else. Nor
         # can it skip rows, so each process reads all of it and keeps its own.
-        return map(self._part.only, itertools.islice(self._endless(), start, None))
+        return map(self.part.only, itertools.islice(self._endless(), start, None))
 
     def once(self) -> Iterator[Batch]:
         """Yields all rows once; the last batch may be smaller."""
-        return self._batches(iter(self._items), True)
+        return self._batches(iter(self.items), True)
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Dataset(Source):
     """A tf.data.Dataset of batches or of examples, of eager code or of a TensorFlow 1 graph."""
 
-    def __init__(self, features: Features, part: Part, dataset: tf.data.Dataset):
-        """Creates a source."""
-        super().__init__(features, part)
-        self._dataset = dataset
-        shapes = features.shapes
-        spec = features.values(dataset.element_spec)
+    dataset: tf.data.Dataset
+
+    def __post_init__(self) -> None:
+        shapes = self.features.shapes
+        spec = self.features.values(self.dataset.element_spec)
         # One dimension less than in `dims` means single examples. All features begin with the
         # batch, so the first one tells.
         rank = spec[0].shape.rank if shapes else None
@@ -499,7 +483,7 @@ class Dataset(Source):
 
     def training(self, start: int) -> Iterator[Batch]:
         """Yields whole batches in the order of the dataset, from number `start` on."""
-        dataset = self._dataset
+        dataset = self.dataset
         if self._examples:
             # Whole batches are cut into parts: shards of an epoch that is no whole number of
             # batches would have different numbers of batches, and drift apart.
@@ -511,16 +495,16 @@ class Dataset(Source):
             # next would be one batch, unlike those of arrays.
             dataset = dataset.repeat()
         batches: Iterator[Batch]
-        if self._examples or self._features.shapes is None:
+        if self._examples or self.features.shapes is None:
             batches = map(self._arrays, self._iterate(dataset.skip(start).prefetch(2)))
         else:  # smaller batches are left out before batches are counted
             whole = self._whole(map(self._arrays, self._iterate(dataset.prefetch(2))))
             batches = itertools.islice(whole, start, None)
-        return map(self._part.only, batches)
+        return map(self.part.only, batches)
 
     def check_end(self, what: str) -> None:
         """Raises ValueError for a dataset that repeats itself."""
-        if self._graph is None and self._dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+        if self._graph is None and self.dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
             raise ValueError(
                 f"{what} repeat without an end, but all of them are read: leave out repeat(), or "
                 "limit them with take(n)"
@@ -528,7 +512,7 @@ class Dataset(Source):
 
     def once(self) -> Iterator[Batch]:
         """Yields all rows once; the last batch may be smaller."""
-        dataset = self._dataset.batch(self._size) if self._examples else self._dataset
+        dataset = self.dataset.batch(self._size) if self._examples else self.dataset
         for item in self._iterate(dataset):
             yield self._arrays(item)
 

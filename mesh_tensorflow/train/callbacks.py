@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import importlib
 import io
 import json
@@ -157,6 +158,7 @@ class Callback:
         """
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class EarlyStopping(Callback):
     """Stops a run whose metric does not improve any more.
 
@@ -166,28 +168,28 @@ class EarlyStopping(Callback):
     ...     stopping.on_evaluation(run, {"loss": loss})
     >>> run.stopped
     'loss has not improved on 2 for 1 evaluation'
+
+    Attributes:
+      metric: the name of the metric of evaluations.
+      patience: the number of evaluations without an improvement after which to stop.
+      min_delta: the least difference that is an improvement.
+      mode: "min" if less is better, or "max".
+
+    Raises:
+      ValueError: `patience` is less than 1, or `mode` is unknown.
     """
 
-    def __init__(
-        self, metric: str = "loss", patience: int = 3, min_delta: float = 0.0, mode: str = "min"
-    ):
-        """Creates the callback.
+    metric: str = "loss"
+    patience: int = 3
+    min_delta: float = 0.0
+    mode: str = "min"
 
-        Args:
-          metric: the name of the metric of evaluations.
-          patience: the number of evaluations without an improvement after which to stop.
-          min_delta: the least difference that is an improvement.
-          mode: "min" if less is better, or "max".
-
-        Raises:
-          ValueError: `patience` is less than 1, or `mode` is unknown.
-        """
-        if patience < 1 or mode not in MODES:
+    def __post_init__(self) -> None:
+        if self.patience < 1 or self.mode not in MODES:
             raise ValueError(
-                f'EarlyStopping: patience is at least 1, and mode "min" or "max"; got {patience} '
-                f"and {mode!r}"
+                'EarlyStopping: patience is at least 1, and mode "min" or "max"; got '
+                f"{self.patience} and {self.mode!r}"
             )
-        self.metric, self.patience, self.min_delta, self.mode = metric, patience, min_delta, mode
         self.best: Optional[float] = None
         self.waited = 0
         self._judged: list[tuple[int, float]] = []  # the step and the value of each evaluation
