@@ -68,8 +68,8 @@ FAULTS = [
     ),
     Fault(
         "transformer/moe/_router.py",
-        "self._taken = taken if self._taken is None else self._taken + taken",
-        "self._taken = taken",
+        "router.chosen = chosen if router.chosen is None else router.chosen + chosen",
+        "router.chosen = chosen",
         "third choices of experts have the places of the first ones",
         "transformer/test_moe_gatings.py -k numbers_of_experts",
     ),

@@ -176,25 +176,13 @@ class Mixture:
 # -- the router
 
 
-def _add(inputs: mtf.Tensor, embeddings: mtf.Tensor) -> mtf.Tensor:
-    return inputs + embeddings
-
-
-def _concat(inputs: mtf.Tensor, embeddings: mtf.Tensor) -> mtf.Tensor:
-    return joined_channels([inputs, embeddings])
-
-
-def _only(inputs: mtf.Tensor, embeddings: mtf.Tensor) -> mtf.Tensor:
-    return embeddings
-
-
-# By mode: how the router's input is made, and whether gradients flow to the embeddings.
-_WORD_EMBED_MODES = {
-    "add": (_add, True),
-    "add_stop_grad": (_add, False),
-    "concat": (_concat, True),
-    "concat_stop_grad": (_concat, False),
-    "embed_only": (_only, True),
+# By mode: how the router's input is made of its inputs and embeddings.
+_WORD_EMBED_MODES: dict[str, Callable[[mtf.Tensor, mtf.Tensor], mtf.Tensor]] = {
+    "add": lambda x, embeddings: x + embeddings,
+    "add_stop_grad": lambda x, embeddings: x + mtf.stop_gradient(embeddings),
+    "concat": lambda x, embeddings: joined_channels([x, embeddings]),
+    "concat_stop_grad": lambda x, embeddings: joined_channels([x, mtf.stop_gradient(embeddings)]),
+    "embed_only": lambda x, embeddings: embeddings,
 }
 
 
@@ -443,10 +431,8 @@ def _with_embeddings(
             f"mixture of experts: word_embed_mode={mode!r} needs token_embeddings, the "
             "embeddings of the model's input ids; the Context has them as input_embeddings"
         )
-    join, trains = _WORD_EMBED_MODES[mode]
     # The router's input is in float32 by now, and both must have one dtype.
-    embeddings = mtf.to_float(embeddings)
-    return join(x, embeddings if trains else mtf.stop_gradient(embeddings))
+    return _WORD_EMBED_MODES[mode](x, mtf.to_float(embeddings))
 
 
 def switch_noise(mixture: Mixture, strict: bool, noises: Collection[str]) -> Optional[Noise]:
@@ -468,21 +454,20 @@ def switch_noise(mixture: Mixture, strict: bool, noises: Collection[str]) -> Opt
     return INPUT_NOISE[policy] if mixture.train and policy in noises else None
 
 
+@dataclasses.dataclass
 class Assignment:
     """Assigns expert capacity to tokens in the order of their group.
 
-    Tokens beyond the capacity are dropped. The router is told how many chose each expert.
+    Tokens beyond the capacity are dropped.
 
     Attributes:
+      router: the Router, whose `chosen` grows with each call of `place`.
       combine: the gates of tokens at their places, a Tensor with dimensions [..., group, experts,
         expert_capacity]; None before `place` is called.
     """
 
-    def __init__(self, router: Router) -> None:
-        self._group_dim, self._capacity_dim = router.group_dim, router.capacity_dim
-        self._experts_dim, self._router = router.experts_dim, router
-        self._taken: Optional[mtf.Tensor] = None
-        self.combine: Any = None
+    router: Router
+    combine: Any = None
 
     def place(self, choices: mtf.Tensor, gates: mtf.Tensor) -> mtf.Tensor:
         """Assigns places after those that are already taken.
@@ -495,31 +480,26 @@ class Assignment:
         Returns:
           A Tensor with dimensions [..., group], 1.0 where a token got a place.
         """
+        router = self.router
         # The place of a token is the number of earlier tokens of its group that chose the same
         # expert.
-        places = mtf.cumsum(choices, self._group_dim, exclusive=True)
-        if self._taken is not None:
-            places += self._taken
-        capacity = float(self._capacity_dim.size)
-        kept = choices * mtf.to_float(mtf.less(places, capacity))
+        places = mtf.cumsum(choices, router.group_dim, exclusive=True)
+        if router.chosen is not None:
+            places += router.chosen
+        kept = choices * mtf.to_float(mtf.less(places, float(router.capacity_dim.size)))
         # A call chooses at most one expert for a token, so the sum is the token's place there.
         # Tokens without one have place 0 here, where `kept` makes their gate 0.
-        place = mtf.reduce_sum(places * kept, reduced_dim=self._experts_dim)
+        place = mtf.reduce_sum(places * kept, reduced_dim=router.experts_dim)
         combine = mtf.einsum(
-            [
-                kept,
-                gates,
-                mtf.one_hot(mtf.to_int32(place), self._capacity_dim),
-            ],
-            output_shape=kept.shape + self._capacity_dim,
+            [kept, gates, mtf.one_hot(mtf.to_int32(place), router.capacity_dim)],
+            output_shape=kept.shape + router.capacity_dim,
         )
         # Of all choices, also those that got no place: where there are such, the expert is full
         # anyway.
-        taken = mtf.reduce_sum(choices, reduced_dim=self._group_dim)
-        self._taken = taken if self._taken is None else self._taken + taken
-        self._router.chosen = self._taken
+        chosen = mtf.reduce_sum(choices, reduced_dim=router.group_dim)
+        router.chosen = chosen if router.chosen is None else router.chosen + chosen
         self.combine = combine if self.combine is None else self.combine + combine
-        return mtf.reduce_sum(kept, reduced_dim=self._experts_dim)
+        return mtf.reduce_sum(kept, reduced_dim=router.experts_dim)
 
 
 def best_of_group(router: Router, scores: mtf.Tensor) -> tuple[mtf.Tensor, mtf.Tensor]:
