@@ -157,11 +157,7 @@ class Estimator:
     @property
     def model_fn(self) -> Callable[..., Any]:
         """The model function, as a function of features, labels, mode and config."""
-
-        def public_model_fn(features: object, labels: object, mode: str, config: RunConfig) -> Any:
-            return self._call_model_fn(features, labels, mode, config)
-
-        return public_model_fn
+        return self._call_model_fn
 
     def get_variable_value(self, name: str) -> np.ndarray:
         """Returns the value of a variable in the latest checkpoint.

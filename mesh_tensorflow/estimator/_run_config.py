@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -442,10 +443,7 @@ class RunConfig:
 
 _SAVING = ("save_checkpoints_steps", "save_checkpoints_secs")
 # From the signature, so that `replace` and `repr` know each argument.
-_FIELDS = tuple(
-    name
-    for name in RunConfig.__init__.__code__.co_varnames[1 : RunConfig.__init__.__code__.co_argcount]
-)
+_FIELDS = tuple(inspect.signature(RunConfig).parameters)
 
 
 def _saving(steps: Optional[int], secs: Optional[float]) -> dict[str, Any]:

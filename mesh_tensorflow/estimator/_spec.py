@@ -352,42 +352,50 @@ class EstimatorSpec(_Fields):
           ValueError: an argument that the mode requires is missing, or has the wrong shape.
           TypeError: an argument has the wrong type.
         """
-        what = "EstimatorSpec"
-        check_mode(what, mode)
-        loss = checked_loss(what, loss, mode)
-        hooks = {
-            "training_chief_hooks": training_chief_hooks,
-            "training_hooks": training_hooks,
-            "evaluation_hooks": evaluation_hooks,
-            "prediction_hooks": prediction_hooks,
-        }
-        predictions = checked_predictions(what, predictions, mode)
+        fields = checked_fields(
+            "EstimatorSpec",
+            mode,
+            predictions,
+            loss,
+            train_op,
+            training_chief_hooks=training_chief_hooks,
+            training_hooks=training_hooks,
+            evaluation_hooks=evaluation_hooks,
+            prediction_hooks=prediction_hooks,
+        )
         if scaffold is not None and not isinstance(scaffold, tf.train.Scaffold):
             raise TypeError(
                 f"scaffold should be a tf.train.Scaffold, but is of type {type(scaffold).__name__}"
             )
         return super().__new__(
             cls,
-            mode=mode,
-            predictions=predictions,
-            loss=loss,
-            train_op=checked_train_op(what, train_op, mode),
+            **fields,
             eval_metric_ops=_checked_metrics(eval_metric_ops),
-            export_outputs=complete_export_outputs(export_outputs, predictions, mode),
+            export_outputs=complete_export_outputs(export_outputs, fields["predictions"], mode),
             scaffold=tf.train.Scaffold() if scaffold is None else scaffold,
-            **{name: check_hooks(given, name) for name, given in hooks.items()},
         )
 
 
-def check_mode(what: str, mode: str) -> None:
-    """Checks the mode of a spec.
+def checked_fields(
+    what: str, mode: str, predictions: Any, loss: Any, train_op: Any, **hooks: Any
+) -> dict[str, Any]:
+    """Returns the fields that every spec has, checked for its mode.
 
     Args:
-      what: the class of the spec, for the error.
-      mode: the mode.
+      what: the class of the spec, for errors.
+      mode: a ModeKeys value.
+      predictions: what the model function gives, or None.
+      loss: the same.
+      train_op: the same.
+      **hooks: hooks by the name of their argument.
+
+    Returns:
+      a dict: predictions, a tensor or a dict of tensors; the loss of shape [] or None; the
+      operation of a step or None; tuples of hooks.
 
     Raises:
-      ValueError: it is unknown.
+      ValueError: the mode is unknown, or requires what is missing.
+      TypeError: an argument has the wrong type.
     """
     if mode not in STANDARD_MODES:
         raise ValueError(
@@ -395,22 +403,16 @@ def check_mode(what: str, mode: str) -> None:
             f"({ModeKeys.TRAIN!r}), ModeKeys.EVAL ({ModeKeys.EVAL!r}), ModeKeys.PREDICT "
             f"({ModeKeys.PREDICT!r})"
         )
+    return {
+        "mode": mode,
+        "loss": _checked_loss(what, loss, mode),
+        "predictions": _checked_predictions(what, predictions, mode),
+        "train_op": _checked_train_op(what, train_op, mode),
+        **{name: check_hooks(given, name) for name, given in hooks.items()},
+    }
 
 
-def checked_loss(what: str, loss: Optional[tf.Tensor], mode: str) -> Optional[tf.Tensor]:
-    """Converts a loss to a scalar tensor.
-
-    Args:
-      what: the class of the spec, for the error.
-      loss: the loss of the model function, or None.
-      mode: the mode.
-
-    Returns:
-      a tensor of shape [], or None.
-
-    Raises:
-      ValueError: the mode requires a loss, and there is none, or it has more than one element.
-    """
+def _checked_loss(what: str, loss: Optional[tf.Tensor], mode: str) -> Optional[tf.Tensor]:
     if loss is None:
         if mode in (ModeKeys.TRAIN, ModeKeys.EVAL):
             raise ValueError(
@@ -433,20 +435,9 @@ def checked_loss(what: str, loss: Optional[tf.Tensor], mode: str) -> Optional[tf
     return loss if loss.shape.rank == 0 else tf.reshape(loss, [])
 
 
-def checked_train_op(
+def _checked_train_op(
     what: str, train_op: Union[tf.Operation, tf.Tensor, None], mode: str
 ) -> Union[tf.Operation, tf.Tensor, None]:
-    """Returns the operation of a step, which may be that of an assignment.
-
-    Args:
-      what: the class of the spec, for the error.
-      train_op: what the model function gives, or None.
-      mode: the mode.
-
-    Raises:
-      TypeError: it is no operation.
-      ValueError: training has none.
-    """
     if train_op is None:
         if mode == ModeKeys.TRAIN:
             raise ValueError(
@@ -466,20 +457,9 @@ def checked_train_op(
     )
 
 
-def checked_predictions(
+def _checked_predictions(
     what: str, predictions: Union[tf.Tensor, Mapping[str, tf.Tensor], None], mode: str
 ) -> Any:
-    """Returns predictions, a tensor or a dict of tensors.
-
-    Args:
-      what: the class of the spec, for the error.
-      predictions: what the model function gives, or None.
-      mode: the mode.
-
-    Raises:
-      TypeError: one is no tensor.
-      ValueError: prediction has none.
-    """
     if predictions is None:
         if mode == ModeKeys.PREDICT:
             raise ValueError(

@@ -27,15 +27,7 @@ from mesh_tensorflow.estimator._model import (
 )
 from mesh_tensorflow.estimator._run_config import RunConfig as _RunConfig
 from mesh_tensorflow.estimator._run_config import check_number
-from mesh_tensorflow.estimator._spec import (
-    EstimatorSpec,
-    ModeKeys,
-    check_hooks,
-    check_mode,
-    checked_loss,
-    checked_predictions,
-    checked_train_op,
-)
+from mesh_tensorflow.estimator._spec import EstimatorSpec, ModeKeys, checked_fields
 from mesh_tensorflow.estimator.processes import devices_of, shards_of_process
 
 if TYPE_CHECKING:
@@ -363,27 +355,29 @@ class TPUEstimatorSpec(_Fields):
           ValueError: an argument that the mode requires is missing, or has the wrong form.
           TypeError: an argument has the wrong type.
         """
-        what = "TPUEstimatorSpec"
-        check_mode(what, mode)
         _check_call("eval_metrics", eval_metrics)
         _check_call("host_call", host_call)
         if scaffold_fn is not None and not callable(scaffold_fn):
             raise TypeError(
                 f"TPUEstimatorSpec: scaffold_fn should be a function, but is {scaffold_fn!r}"
             )
+        fields = checked_fields(
+            "TPUEstimatorSpec",
+            mode,
+            predictions,
+            loss,
+            train_op,
+            training_hooks=training_hooks,
+            evaluation_hooks=evaluation_hooks,
+            prediction_hooks=prediction_hooks,
+        )
         return super().__new__(
             cls,
-            mode=mode,
-            predictions=checked_predictions(what, predictions, mode),
-            loss=checked_loss(what, loss, mode),
-            train_op=checked_train_op(what, train_op, mode),
+            **fields,
             eval_metrics=eval_metrics,
             export_outputs=None if export_outputs is None else dict(export_outputs),
             scaffold_fn=scaffold_fn,
             host_call=host_call,
-            training_hooks=check_hooks(training_hooks, "training_hooks"),
-            evaluation_hooks=check_hooks(evaluation_hooks, "evaluation_hooks"),
-            prediction_hooks=check_hooks(prediction_hooks, "prediction_hooks"),
         )
 
     def as_estimator_spec(self) -> EstimatorSpec:
