@@ -43,7 +43,7 @@ from mesh_tensorflow._mesh.tpu_program import (
 )
 from mesh_tensorflow._mesh.variables.storage import LaidOutVariable
 from mesh_tensorflow._mesh.variables.store import VariableStore, function
-from mesh_tensorflow._replaced import replaceable
+from mesh_tensorflow._replaced import replaceable as _replaceable
 from mesh_tensorflow.ops._contractions.conv import *
 from mesh_tensorflow.ops._contractions.einsum import *
 from mesh_tensorflow.ops._contractions.einsum import _einsum_helper as _einsum_helper
@@ -75,4 +75,4 @@ from mesh_tensorflow._lowering.lowering import (  # isort: skip
 )
 from mesh_tensorflow._lowering.values import *  # isort: skip
 
-replaceable(__name__)
+_replaceable(__name__)
