@@ -54,7 +54,7 @@ class SimdProgram(Program):
       graph: the tf graph of the traced function.
       pnum: the physical number of the processor that runs the program, an int32 scalar.
       communicates_inside: whether a loop, a branch or a function in the program communicates.
-      around: graphs of loops, branches and functions in which such a one is.
+      around: the graphs of loops, branches and functions around one that communicates.
       binds_masters: whether slices may be the only place of a variable's value.
       orders_operations: whether operations can be made to wait for others, and print.
       is_compiled: whether XLA compiles it, for one device that stands for all processors.
