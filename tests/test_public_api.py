@@ -22,7 +22,12 @@ from helpers.oracle.utils_cases import Numbers
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import _gin_names, optimize
-from mesh_tensorflow.transformer import transformer, transformer_layers, utils
+from mesh_tensorflow.transformer import (
+    transformer,
+    transformer_layers,
+    universal_transformer,
+    utils,
+)
 
 API = json.loads((pathlib.Path(__file__).parent / "data" / "public_api.json").read_text())
 # What is complete; the rest of the list is for modules to come.
@@ -215,6 +220,32 @@ def test_class(module, name, entry):
 @pytest.mark.parametrize("module, name, entry", entries("constants"))
 def test_constant(module, name, entry):
     assert getattr(importlib.import_module(module), name) == ast.literal_eval(entry)
+
+
+SEPARABLE = (
+    "_min_relative_pos _max_relative_pos _output_size _depthwise_filter_initializer_scale "
+    "_pointwise_filter_initializer_scale _activation"
+)
+
+
+@pytest.mark.parametrize(
+    ("layer", "attributes"),
+    [
+        (transformer_layers.Conv1DLayer, "_filter_size _output_size _activation"),
+        (transformer_layers.SeparableConv1DLayer, SEPARABLE),
+        (transformer_layers.Conv1DLocalAttn, SEPARABLE + " _num_unique_depth_filters"),
+        (transformer_layers.LightweightConv1DLocalAttn, SEPARABLE + " _num_unique_depth_filters"),
+        (transformer_layers.DynamicConv1DLocalAttn, SEPARABLE + " _num_unique_depth_filters"),
+        (universal_transformer.UTLayerStack, "_layers _dropout_rate _norm_epsilon"),
+    ],
+)
+def test_attributes_that_subclasses_read(layer, attributes):
+    """A layer of a user's own reads how it was made, by the names that the classic gave it."""
+    options = {name: object() for name in inspect.signature(layer).parameters}
+    made = layer(**options)
+    assert {name: getattr(made, name) for name in attributes.split()} == {
+        name: options[name[1:]] for name in attributes.split()
+    }
 
 
 @pytest.mark.parametrize("module", MODULES)

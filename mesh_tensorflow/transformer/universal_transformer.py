@@ -84,9 +84,9 @@ class UTLayerStack(transformer.TransformerLayer):
       gating_type: the type of these gates, "highway" or "gru".
     """
 
-    layers: Sequence[Any]
-    dropout_rate: float = 0.0
-    norm_epsilon: float = 1e-6
+    layers: dataclasses.InitVar[Sequence[Any]]
+    dropout_rate: dataclasses.InitVar[float] = 0.0
+    norm_epsilon: dataclasses.InitVar[float] = 1e-6
     num_vanilla_transformer_layers: int = 2
     couple_carry_transform_gates: bool = True
     act_type: str = gin.REQUIRED
@@ -107,10 +107,16 @@ class UTLayerStack(transformer.TransformerLayer):
     use_gated_transformer: bool = gin.REQUIRED
     gating_type: str = gin.REQUIRED
 
+    def __post_init__(
+        self, layers: Sequence[Any], dropout_rate: float, norm_epsilon: float
+    ) -> None:
+        # Subclasses that were written for the classic read these three by these names.
+        self._layers, self._dropout_rate, self._norm_epsilon = layers, dropout_rate, norm_epsilon
+
     @property
     def num_layers(self) -> int:
         """The number of layers."""
-        return len(self.layers)
+        return len(self._layers)
 
     def call(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
         """Returns the output of the stack; see TransformerLayer.call."""
@@ -124,7 +130,7 @@ class UTLayerStack(transformer.TransformerLayer):
         check_choice("UTLayerStack", "recurrence_type", self.recurrence_type, recurrences)
         nonpadding = nonpadding_of(context)
         mask = 1.0 if nonpadding is None else nonpadding
-        x = dropout_of(x, context, self.dropout_rate)
+        x = dropout_of(x, context, self._dropout_rate)
         context.layer_outputs.append(x)
         if self.mix_with_transformer_before_ut:
             x = self._times(self.num_vanilla_transformer_layers, context, x, mask)
@@ -134,8 +140,8 @@ class UTLayerStack(transformer.TransformerLayer):
         # Layers normalize their inputs, so what they have added up is not normalized yet.
         # In the scope of the stack, where gates of a highway have their norms: it has their
         # variables.
-        x = layers.layer_norm(x, x.shape.dims[-1], self.norm_epsilon)
-        x = dropout_of(x, context, self.dropout_rate) * mask
+        x = layers.layer_norm(x, x.shape.dims[-1], self._norm_epsilon)
+        x = dropout_of(x, context, self._dropout_rate) * mask
         context.layer_outputs.append(x)
         return x
 
@@ -157,7 +163,7 @@ class UTLayerStack(transformer.TransformerLayer):
           x: a Tensor with dimensions [..., d_model].
           mask: a Tensor or a number, 0 at padding.
         """
-        for number, layer in enumerate(self.layers):
+        for number, layer in enumerate(self._layers):
             with tf.variable_scope(layer.name or ""):
                 normed = self._masked_norm(x, mask)
                 with tf.variable_scope(type(layer).__name__):
@@ -169,8 +175,8 @@ class UTLayerStack(transformer.TransformerLayer):
                         )
                     if self.use_gated_transformer:
                         y = self.gating(context, x, y, mask)
-                x += dropout_of(y, context, self.dropout_rate)
-            if number != len(self.layers) - 1:
+                x += dropout_of(y, context, self._dropout_rate)
+            if number != len(self._layers) - 1:
                 context.layer_outputs.append(x)
             context.layer_index += 1
         return x
@@ -460,7 +466,7 @@ class UTLayerStack(transformer.TransformerLayer):
 
     def _masked_norm(self, x: mtf.Tensor, mask: Union[mtf.Tensor, float]) -> mtf.Tensor:
         """Returns the layer norm of `x` with padding masked; its variables are shared."""
-        return layers.layer_norm(x * mask, x.shape.dims[-1], self.norm_epsilon)
+        return layers.layer_norm(x * mask, x.shape.dims[-1], self._norm_epsilon)
 
     def ffn_layer_multi_inputs(
         self,

@@ -188,8 +188,8 @@ def test_decoding(name, start, monkeypatch):
         def layer():
             found = LAYERS[name]()
             for sized in (found, getattr(found, "conv_local_attn_layer", None)):
-                if hasattr(sized, "output_size"):
-                    sized.output_size = 16
+                if hasattr(sized, "_output_size"):
+                    sized._output_size = 16
             return found
 
         model = models.unitransformer([RunningSum(), layer()])

@@ -260,23 +260,30 @@ class Conv1D(TransformerLayer):
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
-@dataclasses.dataclass(eq=False, repr=False)
 class Conv1DLayer(Conv1D):
     """A convolution along the length.
 
     The filter is centered: half of its `filter_size` positions are before the current one and half
     after. Decoding has only those before, so a decoder should use a SeparableConv1DLayer instead.
     The variable is `conv2d/kernel`.
-
-    Attributes:
-      filter_size: the number of positions that the filter covers.
-      output_size: the number of output channels.
-      activation: the name of a function of mtf, or "linear".
     """
 
-    filter_size: int
-    output_size: int
-    activation: str = "linear"
+    def __init__(self, filter_size: int, output_size: int, activation: str = "linear") -> None:
+        """Creates the layer.
+
+        Args:
+          filter_size: an integer.
+          output_size: an integer, the number of output channels.
+          activation: the name of a function of mtf, or "linear".
+        """
+        self._filter_size = filter_size
+        self._output_size = output_size
+        self._activation = activation
+
+    @property
+    def filter_size(self) -> int:
+        """The number of positions that the filter covers."""
+        return self._filter_size
 
     def call(
         self, context: Context, x: mtf.Tensor, losses: Optional[list[mtf.Tensor]] = None
@@ -299,45 +306,57 @@ class Conv1DLayer(Conv1D):
         y = layers.conv1d(
             # The kernel has both sides, which cannot have one name.
             mtf.rename_dimension(x, channels.name, "input_dim"),
-            mtf.Dimension(channels.name, self.output_size),
+            mtf.Dimension(channels.name, self._output_size),
             filter_size=self.filter_size,
             padding=padding,
             variable_dtype=mtf.VariableDType(tf.float32, tf.float32, context.activation_dtype),
         )
         if context.mode == "incremental":  # one position is left, the current one
             y = mtf.reshape(y, mtf.Shape([*y.shape.dims[:-2], y.shape.dims[-1]]))
-        return activated(self.activation, y)
+        return activated(self._activation, y)
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
-@dataclasses.dataclass(eq=False, repr=False)
 class SeparableConv1DLayer(Conv1D):
     """A depthwise convolution along the length, then a pointwise one across channels.
 
-    See `mtf.layers.separable_conv1d`.
-
-    Attributes:
-      min_relative_pos: the first position of the filter, relative to the current one.
-      max_relative_pos: the last one; in a decoder it should be 0.
-      output_size: the number of output channels.
-      depthwise_filter_initializer_scale: the variance scale of the depthwise kernel's
-        initializer.
-      pointwise_filter_initializer_scale: the variance scale of the pointwise kernel's
-        initializer.
-      activation: the name of a function of mtf, or "linear".
+    The filter covers the positions from `min_relative_pos` to `max_relative_pos`, relative to the
+    current one; in a decoder the latter should be 0. See `mtf.layers.separable_conv1d`.
     """
 
-    min_relative_pos: int
-    max_relative_pos: int
-    output_size: int
-    depthwise_filter_initializer_scale: float = 1.0
-    pointwise_filter_initializer_scale: float = 1.0
-    activation: str = "linear"
+    def __init__(
+        self,
+        min_relative_pos: int,
+        max_relative_pos: int,
+        output_size: int,
+        depthwise_filter_initializer_scale: float = 1.0,
+        pointwise_filter_initializer_scale: float = 1.0,
+        activation: str = "linear",
+    ) -> None:
+        """Creates the layer.
+
+        Args:
+          min_relative_pos: an integer, the first position of the filter, relative to the current
+            one.
+          max_relative_pos: an integer, the last one.
+          output_size: an integer, the number of output channels.
+          depthwise_filter_initializer_scale: the variance scale of the depthwise kernel's
+            initializer.
+          pointwise_filter_initializer_scale: the variance scale of the pointwise kernel's
+            initializer.
+          activation: the name of a function of mtf, or "linear".
+        """
+        self._min_relative_pos = min_relative_pos
+        self._max_relative_pos = max_relative_pos
+        self._output_size = output_size
+        self._depthwise_filter_initializer_scale = depthwise_filter_initializer_scale
+        self._pointwise_filter_initializer_scale = pointwise_filter_initializer_scale
+        self._activation = activation
 
     @property
     def filter_size(self) -> int:
         """The number of positions that the filter covers."""
-        return self.max_relative_pos - self.min_relative_pos + 1
+        return self._max_relative_pos - self._min_relative_pos + 1
 
     def call(
         self,
@@ -363,11 +382,11 @@ class SeparableConv1DLayer(Conv1D):
         channels = x.shape.dims[-1]
         y = layers.separable_conv1d(
             x,
-            mtf.Dimension(channels.name, self.output_size),
-            min_relative_pos=self.min_relative_pos,
-            max_relative_pos=self.max_relative_pos,
-            depthwise_filter_initializer_scale=self.depthwise_filter_initializer_scale,
-            pointwise_filter_initializer_scale=self.pointwise_filter_initializer_scale,
+            mtf.Dimension(channels.name, self._output_size),
+            min_relative_pos=self._min_relative_pos,
+            max_relative_pos=self._max_relative_pos,
+            depthwise_filter_initializer_scale=self._depthwise_filter_initializer_scale,
+            pointwise_filter_initializer_scale=self._pointwise_filter_initializer_scale,
             use_bias=True,
             kernel_depth_weights=all_kernel_wts,
         )
@@ -375,23 +394,44 @@ class SeparableConv1DLayer(Conv1D):
             # Only the last position of the window has all of its filter's inputs in it.
             window = y.shape.dims[-2]
             y = mtf.gather(y, window.size - 1, window)
-        return activated(self.activation, y)
+        return activated(self._activation, y)
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
-@dataclasses.dataclass(eq=False, repr=False)
 class Conv1DLocalAttn(SeparableConv1DLayer):
     """A separable convolution whose kernels are softmaxed over their width.
 
     Wu et al., "Pay less attention with lightweight and dynamic convolutions" (2019). Subclasses
     define `get_kernel_wt`.
-
-    Attributes:
-      num_unique_depth_filters: the number of channels that share a kernel: channels c, c + d_model
-        / num_unique_depth_filters, ...
     """
 
-    num_unique_depth_filters: int = 1
+    def __init__(
+        self,
+        min_relative_pos: int,
+        max_relative_pos: int,
+        output_size: int,
+        depthwise_filter_initializer_scale: float = 1.0,
+        pointwise_filter_initializer_scale: float = 1.0,
+        activation: str = "linear",
+        num_unique_depth_filters: int = 1,
+    ) -> None:
+        """Creates the layer.
+
+        Args:
+          min_relative_pos: an integer, the first position of the filter, relative to the current
+            one.
+          max_relative_pos: an integer, the last one.
+          output_size: an integer, the number of output channels.
+          depthwise_filter_initializer_scale: the variance scale of the depthwise kernels'
+            initializer.
+          pointwise_filter_initializer_scale: the variance scale of the pointwise kernel's
+            initializer.
+          activation: the name of a function of mtf, or "linear".
+          num_unique_depth_filters: an integer, the number of channels that share a kernel: channels
+            c, c + d_model / num_unique_depth_filters, ...
+        """
+        super().__init__(**arguments_of(SeparableConv1DLayer, locals()))
+        self._num_unique_depth_filters = num_unique_depth_filters
 
     def get_kernel_wt(
         self,
@@ -445,7 +485,7 @@ class Conv1DLocalAttn(SeparableConv1DLayer):
         return super().call(context, x, losses, all_kernel_wts=self._kernels(context, x))
 
     def _kernels(self, context: Context, x: mtf.Tensor) -> Sequence[mtf.Tensor]:
-        channels, shared_by = x.shape.dims[-1], self.num_unique_depth_filters
+        channels, shared_by = x.shape.dims[-1], self._num_unique_depth_filters
         if channels.size % shared_by:
             raise ValueError(
                 f"{type(self).__name__}: num_unique_depth_filters={shared_by} must divide the "
@@ -453,7 +493,7 @@ class Conv1DLocalAttn(SeparableConv1DLayer):
             )
         repeated = mtf.Dimension("repeated_kernel_dim", channels.size // shared_by)
         initializer = layers.VarianceScalingInitializer(
-            scale=self.depthwise_filter_initializer_scale / self.filter_size
+            scale=self._depthwise_filter_initializer_scale / self.filter_size
         )
         width = mtf.Dimension("conv_window", self.filter_size)
         # A variable for each position, whose name has its number, as in checkpoints of the classic.
@@ -471,7 +511,7 @@ class Conv1DLocalAttn(SeparableConv1DLayer):
     def _tiled(self, kernel: mtf.Tensor, channels: mtf.Dimension) -> mtf.Tensor:
         """Repeats the kernels that channels share, so that each channel has one."""
         *others, repeated = kernel.shape.dims
-        copies = mtf.Dimension("copies_of_kernel", self.num_unique_depth_filters)
+        copies = mtf.Dimension("copies_of_kernel", self._num_unique_depth_filters)
         # Channel c has the kernel of the number c modulo how many there are.
         kernel = mtf.broadcast(kernel, mtf.Shape([*others, copies, repeated]))
         return mtf.reshape(kernel, mtf.Shape([*others, channels]))
