@@ -56,10 +56,12 @@ class UTLayerStack(transformer.TransformerLayer):
     of steps adapts to each position; see Graves, "Adaptive computation time for recurrent neural
     networks" (2016).
 
-    Attributes:
+    Args:
       layers: a list of TransformerLayers with names.
       dropout_rate: the dropout rate of the inputs, of each layer's output, and of the output.
       norm_epsilon: the epsilon of the layer norms.
+
+    Attributes:
       num_vanilla_transformer_layers: the number of times that the layers are applied before and
         after the recurrence, if at all.
       couple_carry_transform_gates: whether the gates of a highway sum to 1.
