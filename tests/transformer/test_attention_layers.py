@@ -417,11 +417,11 @@ def test_write_at():
     at = np.array([0, 7, 8, 3])
 
     def build(mesh):
-        from mesh_tensorflow.transformer.transformer_layers import _parts
+        from mesh_tensorflow.ops._movement.gather import write_at
 
         s = tensor(mesh, state, f"batch:{ROWS},m:{LENGTH},heads:2,kv:3")
         n = tensor(mesh, np.moveaxis(new, 1, 2), f"batch:{ROWS},kv:3,heads:2")
-        y = _parts.write_at(s, n, tensor(mesh, at, f"batch:{ROWS}"), s.shape.dims[1])
+        y = write_at(s, n, tensor(mesh, at, f"batch:{ROWS}"), s.shape.dims[1])
         dy = tensor(mesh, state * 2, y.shape)
         return [y, *mtf.gradients([y], [s, n], grad_ys=[dy])]
 

@@ -1,12 +1,14 @@
-"""gather: looks rows up by index; and its gradient."""
+"""gather looks rows up by index; its gradient adds to rows, and `write_at` replaces some."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Optional
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
+import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.errors import WrongTypeError, dims_text, tensors_text
 from mesh_tensorflow._core.layout import uneven_names
 from mesh_tensorflow._core.operation import (
@@ -18,9 +20,15 @@ from mesh_tensorflow._core.operation import (
     check_tensors,
     gradient_of_output,
 )
-from mesh_tensorflow._core.shape import Dimension, Shape, single_axes
+from mesh_tensorflow._core.shape import Dimension, Shape, list_product, single_axes
 from mesh_tensorflow._mesh.mesh_impl import LaidOutTensor, LazyAllreduceSum, MeshImpl
-from mesh_tensorflow._mesh.slice_functions import add_entries, constant, within_part
+from mesh_tensorflow._mesh.slice_functions import (
+    add_entries,
+    constant,
+    remembered,
+    set_entries,
+    within_part,
+)
 from mesh_tensorflow.ops._source import check_dimension, coordinate_along
 
 if TYPE_CHECKING:
@@ -299,3 +307,128 @@ class GatherGradientOperation(_AlongTable):
     def begun_sums(self, mesh_impl: MeshImpl) -> dict[Tensor, list[int]]:
         """The output is partial over the mesh axes that split the indices."""
         return {self.outputs[0]: self._summed_axes(mesh_impl)}
+
+
+class WriteAtOperation(Operation):
+    """Writes one position of a state, or several, in place where TensorFlow allows it."""
+
+    def __init__(
+        self,
+        state: Tensor,
+        new: Tensor,
+        position: Tensor,
+        dim: Dimension,
+    ) -> None:
+        """Creates the operation; arguments are those of `write_at`."""
+        at = state.shape.dims.index(dim) if dim in state.shape else -1
+        # Several positions: a dimension that only the new values and their positions have.
+        several = [d for d in new.shape if d in position.shape and d not in state.shape]
+        expected = {*state.shape, *several} - {dim}
+        if at < 0 or len(several) > 1 or set(new.shape) != expected or new.dtype != state.dtype:
+            raise ValueError(
+                f"write_at: {new.name} {new.shape} {new.dtype.name} must have the dimensions of "
+                f"the state {state.name} {state.shape} {state.dtype.name} without "
+                f"{dims_text([dim])}, and its dtype"
+            )
+        unknown = [d for d in position.shape if d not in [*state.shape.dims[:at], *several]]
+        if unknown:
+            raise ValueError(
+                f"write_at: the position {position.name} {position.shape} has "
+                f"{dims_text(unknown)}, which the state {state.shape} does not have before "
+                f"{dims_text([dim])}"
+            )
+        super().__init__([state, new, position], name="write_at")
+        self._dim = dim
+        self._several = several
+        self._outputs = [Tensor(self, state.shape, state.dtype)]
+
+    def _unsplittable(self) -> list[str]:
+        # Each processor writes what is in its part of the state, so it needs all of the new values.
+        return [d.name for d in self._several]
+
+    def gradient(self, grad_ys: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
+        """Returns the gradients of the state, zero where written, and of the new values."""
+        [dy] = grad_ys
+        if dy is None:
+            return [None, None, None]
+        state, new, position = self.inputs
+        # Where a position is out of range the one-hot is 0, as nothing is written there.
+        here = mtf.one_hot(position, self._dim, dtype=state.dtype)
+        written = mtf.reduce_sum(here, output_shape=here.shape - self._several)
+        # What was overwritten has no part in the result, and so no gradient.
+        dstate = mtf.multiply(dy, 1.0 - written, output_shape=state.shape)
+        return [dstate, mtf.einsum([dy, here], output_shape=new.shape), None]
+
+    def lower(self, lowering: Lowering) -> None:
+        """Writes the new values to one position of each slice."""
+        mesh_impl = lowering.mesh_impl(self)
+        state, new, position = self.inputs
+        at = state.shape.dims.index(self._dim)
+        front = state.shape.dims[:at]
+        sizes = mesh_impl.slice_shape(state.shape)
+        rows, length = list_product(sizes[:at]), sizes[at]
+        count = Shape(self._several).size
+        # New values and positions in the order of the state, several positions in place of one.
+        order = [d for d in state.shape if d != self._dim]
+        to_order = [new.shape.dims.index(d) for d in order[:at] + self._several + order[at:]]
+        turn = [position.shape.dims.index(d) for d in front + self._several if d in position.shape]
+        aligned = [n if d in position.shape else 1 for n, d in zip(sizes, front)]
+        # The first entry of each row, once the state is flattened to [rows * length, rest].
+        begins = np.repeat(np.arange(0, rows * length, length), count)
+
+        def row_numbers(position: tf.Tensor) -> tf.Tensor:
+            """Returns the positions of each row, or a scalar if there is one for all rows."""
+            if not turn:
+                return position
+            if turn != sorted(turn):
+                position = tf.transpose(position, turn)
+            # A position that lacks dimensions of the rows is the same for all of them.
+            if aligned != sizes[:at]:
+                several = [count] * len(self._several)
+                position = tf.reshape(position, aligned + several)
+                position = tf.broadcast_to(position, sizes[:at] + several)
+            return tf.reshape(position, [rows * count])
+
+        def entries(position: tf.Tensor, *coordinate: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            """Returns the numbers of the entries, and which of them are in this slice."""
+            # What another processor has to write is written nowhere here.
+            inside, there = within_part(position, length, coordinate)
+            return row_numbers(inside) + tf.constant(begins, position.dtype), row_numbers(there)
+
+        def write(
+            state: tf.Tensor, new: tf.Tensor, position: tf.Tensor, *coordinate: tf.Tensor
+        ) -> tf.Tensor:
+            # All layers write to the same entries of their states.
+            index, there = remembered(
+                "entries",
+                [position, *coordinate],
+                (tuple(sizes[: at + 1]), tuple(turn), tuple(aligned), count),
+                lambda: entries(position, *coordinate),
+            )
+            flat = tf.reshape(state, [rows * length, -1])
+            if to_order != sorted(to_order):
+                new = tf.transpose(new, to_order)
+            new = tf.reshape(new, [rows * count, -1])
+            # Several positions may be clipped to one entry, of which at most one is `there`.
+            written = set_entries(flat, index, new, there, distinct=not self._several)
+            return tf.reshape(written, sizes)
+
+        # Where the dimension is whole, each processor has all positions, and its slice begins at 0.
+        self._lower_slices(lowering, write, *coordinate_along(mesh_impl, self._dim))
+
+
+def write_at(state: Tensor, new: Tensor, position: Tensor, dim: Dimension) -> Tensor:
+    """Returns a state with `new` written at a position; unchanged if the position is out of range.
+
+    Args:
+      state: a Tensor with dimensions [batch..., dim, ...].
+      new: a Tensor with the dimensions of `state` except `dim`; and one more, if several positions
+        are written.
+      position: an integer Tensor with some of the dimensions [batch...], and that one more, along
+        which no position may be twice.
+      dim: a Dimension.
+
+    Raises:
+      ValueError: the dimensions do not fit.
+    """
+    return WriteAtOperation(state, new, position, dim).outputs[0]
