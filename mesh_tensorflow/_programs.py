@@ -87,7 +87,7 @@ _LIBRARIES = tuple(
 _INSTALLED = frozenset(["site-packages", "dist-packages"])
 _TENSORFLOW = os.path.join(tf.sysconfig.get_lib(), "")
 # What these log, such as a line for each variable, the training report says shorter.
-_LONG = tuple(os.path.join(_PACKAGE, *name) for name in (("_lowering",), ("ops", "_variables")))
+_LONG = tuple(os.path.join(_PACKAGE, *name) for name in (("_lowering",), ("ops", "_variable.py")))
 _IN_CALL = re.compile(r"\n  In call to configurable .*")  # which gin adds to messages
 _TRACEBACK = "MTF_TRACEBACK"
 _INTERRUPTED = 130  # as shells say that SIGINT ended a process

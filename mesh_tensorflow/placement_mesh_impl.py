@@ -63,7 +63,7 @@ from mesh_tensorflow._quiet import not_advised
 from mesh_tensorflow._replaced import replaceable
 
 if TYPE_CHECKING:
-    from mesh_tensorflow.ops._variables.variable import Variable
+    from mesh_tensorflow.ops._variable import Variable
 
 __all__ = [
     "PlacementMeshImpl",

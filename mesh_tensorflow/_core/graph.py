@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mesh_tensorflow._core.shape import Dimension, Shape
     from mesh_tensorflow._mesh.mesh_impl import MeshImpl
     from mesh_tensorflow._mesh.variables.store import VariableStore
-    from mesh_tensorflow.ops._variables.variable import Variable, VariableDType
+    from mesh_tensorflow.ops._variable import Variable, VariableDType
 
 __all__ = ["Graph", "Mesh", "leaves_no_node"]
 

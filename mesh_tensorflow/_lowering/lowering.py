@@ -103,7 +103,7 @@ from mesh_tensorflow._watching import (
 )
 from mesh_tensorflow.ops._movement.reshape import redistributed
 from mesh_tensorflow.ops._source import ImportOperation
-from mesh_tensorflow.ops._variables.variable import Variable
+from mesh_tensorflow.ops._variable import Variable
 from mesh_tensorflow.utils import outside_all_rewrites, within_program
 
 # -- what is checked before anything is changed: arguments, and rules that split nothing

@@ -53,7 +53,7 @@ from mesh_tensorflow.ops._control.while_loop import WhileLoopOperation, is_of_mi
 from mesh_tensorflow.ops._elementwise.slicewise import GenericGradOperation
 from mesh_tensorflow.ops._movement.reshape import ReshapeOperation
 from mesh_tensorflow.ops._movement.split_concat import StackOperation, UnstackOperation
-from mesh_tensorflow.ops._variables.variable import Assign, ReadVariable, StackedVariable, Variable
+from mesh_tensorflow.ops._variable import Assign, ReadVariable, StackedVariable, Variable
 
 # -- stacked variables
 

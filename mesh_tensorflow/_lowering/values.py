@@ -30,7 +30,7 @@ from mesh_tensorflow._core.operation import (
 )
 from mesh_tensorflow._core.placement import cost_of
 from mesh_tensorflow._lowering.lowering import Lowering, check_impls, fit_merged
-from mesh_tensorflow.ops._variables.variable import Assign, Variable
+from mesh_tensorflow.ops._variable import Assign, Variable
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 
 __all__: list[str] = []

@@ -33,7 +33,7 @@ from mesh_tensorflow._watching import (
     nonfinite_message,
     site_text,
 )
-from mesh_tensorflow.ops._variables.variable import Assign, ReadVariable
+from mesh_tensorflow.ops._variable import Assign, ReadVariable
 
 if TYPE_CHECKING:
     from mesh_tensorflow._lowering.lowering import Lowering

@@ -63,7 +63,7 @@ from mesh_tensorflow._mesh.variables.storage import SliceVariables
 from mesh_tensorflow._watching import nan_checks_in_force
 
 if TYPE_CHECKING:
-    from mesh_tensorflow.ops._variables.variable import Variable
+    from mesh_tensorflow.ops._variable import Variable
 
 
 Annotate = Callable[[tf.Tensor, Sequence], tf.Tensor]

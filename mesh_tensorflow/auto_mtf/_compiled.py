@@ -42,7 +42,7 @@ from mesh_tensorflow.ops._movement.split_concat import (
     StackOperation,
     UnstackOperation,
 )
-from mesh_tensorflow.ops._variables.variable import Assign, ReadVariable, Variable
+from mesh_tensorflow.ops._variable import Assign, ReadVariable, Variable
 
 # What XLA computes element by element, of elements of inputs.
 _FUSED = (

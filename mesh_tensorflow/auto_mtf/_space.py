@@ -39,7 +39,7 @@ from mesh_tensorflow.ops._control.while_loop import (
     is_of_microbatches,
 )
 from mesh_tensorflow.ops._movement.reshape import ReshapeOperation
-from mesh_tensorflow.ops._variables.variable import Assign, Variable
+from mesh_tensorflow.ops._variable import Assign, Variable
 from mesh_tensorflow.signal._fft import FourierOperation
 
 WHOLE = -1  # in place of a mesh axis

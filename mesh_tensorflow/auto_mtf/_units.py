@@ -23,7 +23,7 @@ from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow.auto_mtf._space import LayoutSpace, Updates, Weight
 from mesh_tensorflow.auto_mtf.hardware import ZERO, CostModel, Seconds, Sent
 from mesh_tensorflow.ops._source import is_constant
-from mesh_tensorflow.ops._variables.variable import Assign, Variable
+from mesh_tensorflow.ops._variable import Assign, Variable
 
 # -- the steps of a program
 

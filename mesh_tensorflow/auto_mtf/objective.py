@@ -34,7 +34,7 @@ from mesh_tensorflow.auto_mtf.graph_interface import (
     memory_changes,
 )
 from mesh_tensorflow.ops._control.while_loop import is_of_microbatches
-from mesh_tensorflow.ops._variables.variable import Assign, Variable
+from mesh_tensorflow.ops._variable import Assign, Variable
 
 __all__ = ["LiveMemory", "live_memory", "peak_memory"]
 

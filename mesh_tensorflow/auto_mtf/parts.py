@@ -29,7 +29,7 @@ from mesh_tensorflow.auto_mtf._units import layer_kind
 from mesh_tensorflow.auto_mtf.step_time import Estimate, ProgramParts, StepEstimator
 from mesh_tensorflow.ops._control.gradients import usable
 from mesh_tensorflow.ops._elementwise.binary import AddOperation
-from mesh_tensorflow.ops._variables.variable import Assign, Variable
+from mesh_tensorflow.ops._variable import Assign, Variable
 
 __all__ = ["Crossing", "Part", "RenamedProgram", "best_part", "candidate_parts"]
 

@@ -38,7 +38,7 @@ from mesh_tensorflow.auto_mtf.step_time import (
     fastest,
 )
 from mesh_tensorflow.layers import PipelineSchedule
-from mesh_tensorflow.ops._variables.variable import Variable
+from mesh_tensorflow.ops._variable import Variable
 
 __all__ = ["ATTENTIONS", "Choice", "Lost", "Plan", "Plans", "choices", "plan", "plan_of"]
 

@@ -61,7 +61,7 @@ from mesh_tensorflow.auto_mtf.hardware import (
 )
 from mesh_tensorflow.auto_mtf.step_time import ProgramParts, StepEstimator
 from mesh_tensorflow.ops._source import ImportLaidOutTensorOperation, ImportOperation
-from mesh_tensorflow.ops._variables.variable import Assign, ReadVariable, Variable
+from mesh_tensorflow.ops._variable import Assign, ReadVariable, Variable
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
 

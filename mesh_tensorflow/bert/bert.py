@@ -20,7 +20,7 @@ from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._replaced import replaceable
 from mesh_tensorflow.layers._attention import dropped, logits_shape
 from mesh_tensorflow.ops._contractions.softmax import normalize
-from mesh_tensorflow.ops._variables.variable import computed_in_float32, widened
+from mesh_tensorflow.ops._variable import computed_in_float32, widened
 from mesh_tensorflow.optimize._base import weights_of
 from mesh_tensorflow.transformer import moe as moe_lib
 from mesh_tensorflow.transformer.transformer_layers._parts import relative_position_bucket

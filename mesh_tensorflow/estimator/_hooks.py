@@ -17,7 +17,7 @@ from mesh_tensorflow import checkpoint
 from mesh_tensorflow._lowering.lowering import Lowering
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._progress import Progress
-from mesh_tensorflow.ops._variables.variable import MtfCheckpointSaverListener
+from mesh_tensorflow.ops._variable import MtfCheckpointSaverListener
 
 
 class _LossHook(tf.train.SessionRunHook):

@@ -15,7 +15,7 @@ from mesh_tensorflow._core.graph import leaves_no_node
 from mesh_tensorflow._core.shape import Dimension
 from mesh_tensorflow.layers._masks import biased, hidden_where
 from mesh_tensorflow.ops._source import scalar_indices
-from mesh_tensorflow.ops._variables.variable import InputDType, current_precision
+from mesh_tensorflow.ops._variable import InputDType, current_precision
 
 _Layer = TypeVar("_Layer", bound=Callable[..., Any])
 

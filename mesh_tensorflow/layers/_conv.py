@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow.layers._dense import VarianceScalingInitializer, dense
 from mesh_tensorflow.ops._contractions.conv import Blocks, check_blocks
-from mesh_tensorflow.ops._variables.variable import InputDType
+from mesh_tensorflow.ops._variable import InputDType
 
 _FILTER_DIMS = {2: ("fh", "fw"), 3: ("fd", "fh", "fw")}
 # By layer name: number of spatial dimensions, whether transposed, operation.

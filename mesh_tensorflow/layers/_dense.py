@@ -14,7 +14,7 @@ from mesh_tensorflow import layers
 from mesh_tensorflow._core.errors import WrongTypeError, check_flag, dims_text
 from mesh_tensorflow._core.shape import list_of_dimensions
 from mesh_tensorflow.layers._attention import trains_if_not_told
-from mesh_tensorflow.ops._variables.variable import InputDType
+from mesh_tensorflow.ops._variable import InputDType
 
 
 @gin.configurable(module="mesh_tensorflow.layers")

@@ -12,7 +12,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import check_flag, dims_text
 from mesh_tensorflow._core.operation import check_fractions, with_stages
 from mesh_tensorflow.ops._contractions.softmax import normalize
-from mesh_tensorflow.ops._variables.variable import InputDType, computed_in_float32, widened
+from mesh_tensorflow.ops._variable import InputDType, computed_in_float32, widened
 from mesh_tensorflow.utils import steps_done
 
 # -- normalization

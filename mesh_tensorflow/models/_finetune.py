@@ -32,7 +32,7 @@ from mesh_tensorflow.models._language_model import (
     figures_of,
 )
 from mesh_tensorflow.models._lora import Lora
-from mesh_tensorflow.ops._variables.variable import Adapters, VariableDType, adapting
+from mesh_tensorflow.ops._variable import Adapters, VariableDType, adapting
 from mesh_tensorflow.optimize import AdamWOptimizer
 from mesh_tensorflow.train import Result, fit, metrics
 

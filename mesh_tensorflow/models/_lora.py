@@ -24,7 +24,7 @@ from mesh_tensorflow._huggingface import Folder, read_json, safetensors_numpy
 from mesh_tensorflow._paths import written_whole
 from mesh_tensorflow.models._family import Form, Weight
 from mesh_tensorflow.models._weights import shape_of, tensors_of, turned
-from mesh_tensorflow.ops._variables.variable import VariableDType
+from mesh_tensorflow.ops._variable import VariableDType
 
 DIM = "lora"  # the name of the dimension between them
 _A, _B = "_lora_a", "_lora_b"

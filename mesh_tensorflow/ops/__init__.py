@@ -65,7 +65,7 @@ from mesh_tensorflow.ops._movement.reshape import *
 from mesh_tensorflow.ops._movement.split_concat import *
 from mesh_tensorflow.ops._random import *
 from mesh_tensorflow.ops._source import *
-from mesh_tensorflow.ops._variables.variable import *
+from mesh_tensorflow.ops._variable import *
 
 # Lowerings use operations, so they come after them.
 from mesh_tensorflow._lowering.lowering import (  # isort: skip

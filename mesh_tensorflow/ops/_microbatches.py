@@ -70,7 +70,7 @@ from mesh_tensorflow.ops._movement.split_concat import (
 )
 from mesh_tensorflow.ops._random import RandomOperation
 from mesh_tensorflow.ops._source import Constant, ImportOperation
-from mesh_tensorflow.ops._variables.variable import Assign, ReadVariable, Variable
+from mesh_tensorflow.ops._variable import Assign, ReadVariable, Variable
 
 __all__ = ["serialize_training_step"]
 

@@ -22,7 +22,7 @@ from mesh_tensorflow._core.shape import (
     convert_to_shape,
 )
 from mesh_tensorflow._mesh.mesh_impl import HasSlices, LazyLaidOutTensor, MeshImpl, slices_of
-from mesh_tensorflow.ops._variables.variable import imported_dtype
+from mesh_tensorflow.ops._variable import imported_dtype
 
 __all__ = [
     "Constant",

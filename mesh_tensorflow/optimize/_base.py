@@ -13,7 +13,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._calls import within
 from mesh_tensorflow._core.errors import MissingMethodError, WrongTypeError, check_flag, slip
 from mesh_tensorflow.ops._source import import_unchanged
-from mesh_tensorflow.ops._variables.variable import read_now
+from mesh_tensorflow.ops._variable import read_now
 from mesh_tensorflow.utils import steps_done
 
 # The ends of names that stand in checkpoints of the classic release: names are those of weights

@@ -42,7 +42,7 @@ from mesh_tensorflow.pjrt._trace import Building, ValueOfVariable, operations_of
 if TYPE_CHECKING:
     from mesh_tensorflow._mesh.gspmd import GspmdMeshImpl
     from mesh_tensorflow._mesh.variables.store import Form
-    from mesh_tensorflow.ops._variables.variable import Variable
+    from mesh_tensorflow.ops._variable import Variable
 
 
 class SessionVariable(ValueOfVariable):

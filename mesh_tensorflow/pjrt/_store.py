@@ -44,7 +44,7 @@ from mesh_tensorflow.pjrt._trace import ValueOfVariable, current_trace
 if TYPE_CHECKING:
     from mesh_tensorflow._mesh.gspmd import GspmdMeshImpl
     from mesh_tensorflow._mesh.variables.store import DeviceMeshImpl
-    from mesh_tensorflow.ops._variables.variable import Variable
+    from mesh_tensorflow.ops._variable import Variable
 
 
 # -- initial values

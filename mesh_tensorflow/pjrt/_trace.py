@@ -29,7 +29,7 @@ from mesh_tensorflow.pjrt._devices import AnyMesh, described, sharding
 
 if TYPE_CHECKING:
     from mesh_tensorflow._mesh.variables.store import Form
-    from mesh_tensorflow.ops._variables.variable import Variable
+    from mesh_tensorflow.ops._variable import Variable
     from mesh_tensorflow.pjrt._store import ArrayStore
 
 _NUMBERS = itertools.count()  # of programs that are imported

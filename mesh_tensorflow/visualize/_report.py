@@ -14,7 +14,7 @@ from mesh_tensorflow._units import bytes_text, count_text, counted, plural
 from mesh_tensorflow._watching import is_recorded
 from mesh_tensorflow.auto_mtf import explanation
 from mesh_tensorflow.auto_mtf.hardware import Hardware
-from mesh_tensorflow.ops._variables.variable import Variable
+from mesh_tensorflow.ops._variable import Variable
 from mesh_tensorflow.visualize._sharding import visualize_sharding
 from mesh_tensorflow.visualize._step import (
     COLUMNS,

@@ -25,7 +25,7 @@ from mesh_tensorflow._figure import (
 )
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._units import bytes_text, shortened
-from mesh_tensorflow.ops._variables.variable import Variable
+from mesh_tensorflow.ops._variable import Variable
 from mesh_tensorflow.visualize._summary import mesh_text
 
 __all__ = ["Sharding", "Tile", "visualize_sharding"]

@@ -15,7 +15,7 @@ from mesh_tensorflow._lowering.lowering import Lowering
 from mesh_tensorflow._lowering.rewrites import has_stored_names, stored_shapes
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._units import bytes_text, count_text, plural, shortened_apart
-from mesh_tensorflow.ops._variables.variable import Variable
+from mesh_tensorflow.ops._variable import Variable
 from mesh_tensorflow.optimize._base import is_slot
 
 # The mesh implementation of a graph, or that of each of its meshes; one processor if None.

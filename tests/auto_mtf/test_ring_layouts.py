@@ -12,7 +12,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow.auto_mtf.layout_optimizer import LayoutOptimizer
 from mesh_tensorflow.auto_mtf.memory_estimator import MemoryEstimator
 from mesh_tensorflow.auto_mtf.step_time import StepEstimator
-from mesh_tensorflow.ops._variables.variable import Assign
+from mesh_tensorflow.ops._variable import Assign
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.transformer import transformer
 

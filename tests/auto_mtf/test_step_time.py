@@ -15,7 +15,7 @@ from mesh_tensorflow._core.placement import walk
 from mesh_tensorflow.auto_mtf import _units, hardware, models
 from mesh_tensorflow.auto_mtf.hardware import CostModel, Hardware, Link
 from mesh_tensorflow.auto_mtf.step_time import MemoryLimitError, StepEstimator
-from mesh_tensorflow.ops._variables.variable import Assign
+from mesh_tensorflow.ops._variable import Assign
 
 SLOW = Hardware("slow", {"float32": 1e9}, 1e8, 1e9, Link(1e7, 1e-6), operation_seconds=1e-6)
 RING = SLOW.replace(link=Link(1e7, 1e-6, "ring"))

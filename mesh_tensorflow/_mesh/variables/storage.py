@@ -30,7 +30,7 @@ from mesh_tensorflow._mesh.variables.checkpoint_files import (
 
 if TYPE_CHECKING:
     from mesh_tensorflow._core.shape import Shape
-    from mesh_tensorflow.ops._variables.variable import Variable
+    from mesh_tensorflow.ops._variable import Variable
 
 
 # -- where the value is: pieces, storages, and what saves them

@@ -57,7 +57,7 @@ from mesh_tensorflow._watching import (
 
 if TYPE_CHECKING:
     from mesh_tensorflow._mesh.gspmd import GspmdMeshImpl
-    from mesh_tensorflow.ops._variables.variable import Variable
+    from mesh_tensorflow.ops._variable import Variable
     from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 
 

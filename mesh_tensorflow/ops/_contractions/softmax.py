@@ -24,7 +24,7 @@ from mesh_tensorflow._core.shape import Dimension, DimensionLike, Shape
 from mesh_tensorflow._mesh.mesh_impl import MeshImpl
 from mesh_tensorflow._mesh.slice_functions import add_entries, constant, within_part
 from mesh_tensorflow.ops._source import check_dimension, coordinate_along, over_a_dimension
-from mesh_tensorflow.ops._variables.variable import computed_in_float32
+from mesh_tensorflow.ops._variable import computed_in_float32
 
 __all__ = [
     "CrossEntropyGradientOperation",

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops as mtf
 from mesh_tensorflow._core.operation import Operation, Tensor
 from mesh_tensorflow._mesh.mesh_impl import summands_of
-from mesh_tensorflow.ops._variables.variable import (
+from mesh_tensorflow.ops._variable import (
     Assign,
     ReadVariable,
     Variable,

@@ -37,7 +37,7 @@ from mesh_tensorflow.ops._control.control import Depend, external_inputs
 from mesh_tensorflow.ops._control.while_loop import WhileLoopOperation
 from mesh_tensorflow.ops._elementwise.slicewise import PACKAGE, is_of_library
 from mesh_tensorflow.ops._source import Constant
-from mesh_tensorflow.ops._variables.variable import ReadVariable, Variable
+from mesh_tensorflow.ops._variable import ReadVariable, Variable
 
 if TYPE_CHECKING:
     from mesh_tensorflow._core.graph import StagesLike

@@ -30,7 +30,7 @@ from mesh_tensorflow._mesh.slice_functions import inside_loop
 from mesh_tensorflow.ops._control.control import Depend, external_inputs
 from mesh_tensorflow.ops._random import RandomOperation
 from mesh_tensorflow.ops._source import or_zeros
-from mesh_tensorflow.ops._variables.variable import (
+from mesh_tensorflow.ops._variable import (
     Assign,
     ReadVariable,
     Variable,

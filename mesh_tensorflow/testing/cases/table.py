@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.ops._variables.variable import adapting
+from mesh_tensorflow.ops._variable import adapting
 
 __all__ = [
     "ALL", "FLOATS", "INT", "SIZES", "WIDE", "Case", "aligned", "case", "convolved", "dim", "dims", "given", "input_data", "on", "shape", "wide",

@@ -13,7 +13,7 @@ import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow._calls import arguments_of
 from mesh_tensorflow._core.errors import check_choice, dims_text
-from mesh_tensorflow.ops._variables.variable import widened
+from mesh_tensorflow.ops._variable import widened
 from mesh_tensorflow.transformer import moe
 
 if TYPE_CHECKING:

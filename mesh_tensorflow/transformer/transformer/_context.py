@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow._core.errors import dims_text
 from mesh_tensorflow.ops._random import drops
-from mesh_tensorflow.ops._variables.variable import dtype_in_force
+from mesh_tensorflow.ops._variable import dtype_in_force
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

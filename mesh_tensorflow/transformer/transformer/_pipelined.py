@@ -30,7 +30,7 @@ from mesh_tensorflow._core.errors import dims_text, divisors
 from mesh_tensorflow._core.operation import Operation, depending_on, with_inner_operations
 from mesh_tensorflow._mesh.random_values import draws_its_seed
 from mesh_tensorflow.ops._random import RandomOperation
-from mesh_tensorflow.ops._variables.variable import full_variable_name
+from mesh_tensorflow.ops._variable import full_variable_name
 from mesh_tensorflow.transformer.transformer._context import TransformerLayer
 from mesh_tensorflow.transformer.transformer._stack import LayerStack
 

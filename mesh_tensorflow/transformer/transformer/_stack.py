@@ -20,7 +20,7 @@ import tensorflow.compat.v1 as tf
 import mesh_tensorflow.ops_with_redefined_builtins as mtf
 from mesh_tensorflow import layers
 from mesh_tensorflow.ops._random import drops
-from mesh_tensorflow.ops._variables.variable import widened
+from mesh_tensorflow.ops._variable import widened
 from mesh_tensorflow.transformer.transformer._context import (
     Context,
     TransformerLayer,

@@ -1,1 +1,0 @@
-"""Variables, their values, and assignments to them."""
