@@ -181,11 +181,11 @@ class Picture:
                 title = xml.etree.ElementTree.Element(f"{{{_SVG}}}title")
                 title.text = text
                 element.insert(0, title)
-        found = xml.etree.ElementTree.tostring(root, encoding="unicode")
+        markup = xml.etree.ElementTree.tostring(root, encoding="unicode")
         if inline:
             # Light or dark, as the reader of the page wants it.
-            found = found.replace(INK, "currentColor").replace(MUTED, "var(--muted)")
-        return f"{found}\n"
+            markup = markup.replace(INK, "currentColor").replace(MUTED, "var(--muted)")
+        return f"{markup}\n"
 
     def drawn(self, kind: str, paper: str = _PAPER) -> bytes:
         """Returns the picture as "svg", "png" or "pdf", without what matplotlib cannot draw."""

@@ -38,12 +38,12 @@ class _UsersFirst(SelectorMap):
 
     def matching_selectors(self, partial_selector: str) -> list[str]:
         """Returns the selectors that end like a part of one, without those that give way."""
-        found: list[str] = super().matching_selectors(partial_selector)
+        selectors: list[str] = super().matching_selectors(partial_selector)
         return [
             selector
-            for selector in found
+            for selector in selectors
             if selector not in ADDED and not selector.startswith(_OF_TENSORFLOW)
-        ] or found
+        ] or selectors
 
 
 def prefer_names_of_users() -> None:

@@ -136,8 +136,8 @@ def written_whole(directory: str, last: str) -> Iterator[str]:
     # On the same file system, where a file is moved at once.
     with tempfile.TemporaryDirectory(dir=directory, prefix=".new-") as folder:
         yield folder
-        found = [os.path.join(root, name) for root, _, names in os.walk(folder) for name in names]
-        for file in sorted(found, key=lambda file: (os.path.basename(file) == last, file)):
+        paths = [os.path.join(root, name) for root, _, names in os.walk(folder) for name in names]
+        for file in sorted(paths, key=lambda file: (os.path.basename(file) == last, file)):
             place = os.path.join(directory, os.path.relpath(file, folder))
             os.makedirs(os.path.dirname(place), exist_ok=True)
             os.replace(file, place)

@@ -274,11 +274,11 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         fill = super()._fill_text
-        parts = [
+        shares = [
             part if part.lstrip().startswith("python -m") else fill(part, width, indent)
             for part in text.strip().split("\n\n")
         ]
-        return "\n\n".join(parts)
+        return "\n\n".join(shares)
 
 
 def parser_of(
@@ -329,10 +329,10 @@ def _nearest(name: str, known: Sequence[str]) -> str:
     names = {k: k for k in known}
     # A file may use only the end of a name.
     names.update({k.rsplit(".", 1)[-1]: k for k in known})
-    found = difflib.get_close_matches(name.rsplit(".", 1)[-1], names, _MOST_NAMES, 0.6)
+    close = difflib.get_close_matches(name.rsplit(".", 1)[-1], names, _MOST_NAMES, 0.6)
     # Whole paths have much in common, so they have to be nearer than ends are.
-    found += difflib.get_close_matches(name, names, _MOST_NAMES, 0.75)
-    return ", ".join(dict.fromkeys(names[k] for k in found))
+    close += difflib.get_close_matches(name, names, _MOST_NAMES, 0.75)
+    return ", ".join(dict.fromkeys(names[k] for k in close))
 
 
 def _advice(message: str) -> str:
@@ -368,7 +368,7 @@ def _paths(files: Iterable[str], prefixes: Iterable[str]) -> Iterator[str]:
         yield path
         # The file that is searched for may be one that is not in UTF-8.
         with open(path, encoding="utf-8", errors="replace") as f:
-            waiting += [found[1] for found in map(_INCLUDE.match, f) if found]
+            waiting += [include[1] for include in map(_INCLUDE.match, f) if include]
 
 
 def _line_not_in_utf8(files: Iterable[str], prefixes: Iterable[str]) -> str:

@@ -160,14 +160,14 @@ class Progress:
           width: the number of characters it may have; None if there is no limit, then there is no
             bar.
         """
-        parts = []
+        columns = []
         rate = self.rate()
         if rate:
-            parts.append(_per_second(rate, self.unit))
+            columns.append(_per_second(rate, self.unit))
             # A first step compiles: a minute of it says nothing of how long the others take.
             if self.total is not None and self.done - self._start > 1:
-                parts.append(f"{duration(max(self.total - self.done, 0) / rate)} left")
-        text = ", ".join([f"{self.label}: {self._count()}", *parts, *self._shown_values()])
+                columns.append(f"{duration(max(self.total - self.done, 0) / rate)} left")
+        text = ", ".join([f"{self.label}: {self._count()}", *columns, *self._shown_values()])
         if width is None:
             return text
         # Besides its brackets: its spaces take the place of the colon and the space after it.

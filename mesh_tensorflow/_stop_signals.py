@@ -76,14 +76,14 @@ class StopSignals:
             _active.remove(self)
 
     def _note(self, number: int, frame: Optional[FrameType]) -> None:
-        given = signal.Signals(number)
+        number_given = signal.Signals(number)
         if self.received is not None and not self.is_of_other:
-            raise _error(given, f"stopped at once by a second {given.name}")
+            raise _error(number_given, f"stopped at once by a second {number_given.name}")
         # No exception: it could interrupt the step, or the writing of a checkpoint, at any place.
-        told, self.received, self.is_of_other = self.received, given, False
+        told, self.received, self.is_of_other = self.received, number_given, False
         # Told once: another process may have been the first to hear of the same stop.
         if told is None and self._noted is not None:
-            self._noted(given)
+            self._noted(number_given)
 
     def note_of_other(self, number: int) -> None:
         """Notes a signal that another process of this run received."""
@@ -144,15 +144,15 @@ def deferred() -> Iterator[None]:
     that of Ctrl-C does. A second signal is handled at once, so that it ends what hangs.
     """
     handlers: dict[int, Any] = {}
-    given: dict[int, Any] = {}
+    received: dict[int, Any] = {}
     ended = False
 
     def note(number: int, frame: Optional[FrameType]) -> None:
         # One that an exception of another kept in place goes on as before.
-        if given or ended:
+        if received or ended:
             handlers[number](number, frame)
         else:
-            given[number] = frame
+            received[number] = frame
 
     try:
         if threading.current_thread() is threading.main_thread():
@@ -166,7 +166,7 @@ def deferred() -> Iterator[None]:
         yield
     finally:
         ended = True
-        noted = list(given.items())
+        noted = list(received.items())
         # All handlers are back in place before one of them may raise an exception.
         for number, handler in handlers.items():
             signal.signal(number, handler)

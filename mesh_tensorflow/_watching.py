@@ -188,9 +188,9 @@ def unwatched() -> Iterator[None]:
 @contextlib.contextmanager
 def recorded_lowerings() -> Iterator[list[Any]]:
     """Context that yields a list, to which each Lowering that is made within is added."""
-    found: list[Any] = []
-    with within(_lowerings, found):
-        yield found
+    lowerings: list[Any] = []
+    with within(_lowerings, lowerings):
+        yield lowerings
 
 
 def is_recorded() -> bool:
@@ -200,9 +200,9 @@ def is_recorded() -> bool:
 
 def record_lowering(lowering: Any) -> None:
     """Adds a Lowering to the list of the context, if there is one."""
-    found = _lowerings.get()
-    if found is not None:
-        found.append(lowering)
+    lowerings = _lowerings.get()
+    if lowerings is not None:
+        lowerings.append(lowering)
 
 
 def watch_key() -> Any:

@@ -141,13 +141,13 @@ def compute_topk_scores_and_seq(
     Raises:
       ValueError: the shapes do not match, or there are too few candidates.
     """
-    given = [sequences, scores, scores_to_gather, flags]
+    tensors = [sequences, scores, scores_to_gather, flags]
     rows = sequences.shape.dims[:-1]
-    if len(rows) < 1 or any(x.shape.dims != rows for x in given[1:]):
+    if len(rows) < 1 or any(x.shape.dims != rows for x in tensors[1:]):
         raise ValueError(
             "compute_topk_scores_and_seq: sequences must be [batch..., candidates, length], and "
             "scores, scores_to_gather and flags [batch..., candidates], but got "
-            f"{tensors_text(given)}"
+            f"{tensors_text(tensors)}"
         )
     with tf.variable_scope(f"{prefix}_topk"):
         _, indices, seq, gathered, chosen = best(
@@ -274,12 +274,12 @@ class _Search:
         # split, processors exchange only these.
         some = mtf.Dimension("minor_vocab", min(vocab.size, self._double.size))
         logits = mtf.cast(logits, self._dtype)
-        found, ids = mtf.top_k(
+        top, ids = mtf.top_k(
             logits if self._normalized else mtf.log_softmax(logits, vocab), vocab, some
         )
         flat = mtf.Dimension("beam_and_vocab", self._beam.size * some.size)
         # The probability of a sequence is the product of those of its ids: logarithms are added.
-        log_probs = mtf.reshape(found + state.alive_log_probs, self._batch + [flat])
+        log_probs = mtf.reshape(top + state.alive_log_probs, self._batch + [flat])
         ids = mtf.reshape(ids, self._batch + [flat])
         log_probs, place, ids = best(log_probs, flat, self._double, ids)
         if isinstance(self._eos_id, mtf.Tensor):

@@ -407,18 +407,18 @@ class Resize(NamedTuple):
         Raises:
           ValueError: a name is no string or empty, or `smaller` is given without names.
         """
-        given = names.split(",") if isinstance(names, str) and names else list(names)
-        if not all(isinstance(name, str) and name for name in given):
+        patterns = names.split(",") if isinstance(names, str) and names else list(names)
+        if not all(isinstance(name, str) and name for name in patterns):
             raise ValueError(
                 f"{what}: what may be resized are names of dimensions, such as 'vocab', but is "
                 f"{names!r}"
             )
-        if smaller and not given:
+        if smaller and not patterns:
             raise ValueError(
                 f"{what}: dimensions may be smaller than in the checkpoint, but none is named as "
                 "one that may be resized"
             )
-        return cls(tuple(given), smaller) if given else None
+        return cls(tuple(patterns), smaller) if patterns else None
 
     def refusal(self, there: Sequence[int], here: Sequence[int], dims: Sequence[str]) -> str:
         """Returns why a variable may not have these sizes; "" if it may.
@@ -794,10 +794,10 @@ def load_global_step(path: Union[str, os.PathLike[str]]) -> int:
     Args:
       path: the path of a checkpoint, or a directory, for its latest checkpoint.
     """
-    found = checkpoint_files.latest(path) or os.fspath(path)
-    if not checkpoint_files.exists(found):
+    file = checkpoint_files.latest(path) or os.fspath(path)
+    if not checkpoint_files.exists(file):
         return 0
-    reader = checkpoint_files.open_reader(found)
+    reader = checkpoint_files.open_reader(file)
     name = tf.GraphKeys.GLOBAL_STEP
     return int(reader.get_tensor(name)) if reader.has_tensor(name) else 0
 

@@ -66,12 +66,12 @@ def _options(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
 
 def _arguments(options: argparse.Namespace) -> dict[str, Any]:
     """Returns the arguments of `LanguageModel.generate`."""
-    found = {name: getattr(options, name) for name in _SAMPLING}
+    arguments = {name: getattr(options, name) for name in _SAMPLING}
     if options.stop:
-        found["stop"] = [int(x) if x.lstrip("-").isdigit() else x for x in options.stop]
+        arguments["stop"] = [int(x) if x.lstrip("-").isdigit() else x for x in options.stop]
     if options.num_beams != 1:
-        found.update({name: getattr(options, name) for name in _SEARCH})
-    return found
+        arguments.update({name: getattr(options, name) for name in _SEARCH})
+    return arguments
 
 
 def _pieces(model: models.LanguageModel, prompt: Any, arguments: dict[str, Any]) -> Iterator[str]:

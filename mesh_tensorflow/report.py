@@ -68,9 +68,9 @@ def _build_step(
 def _lowered(options: argparse.Namespace, directory: str) -> mtf.Lowering:
     """Returns the Lowering of the training step that `utils.run` would train."""
     # A mesh of any size can be placed on one CPU, and nothing is run.
-    given: dict[str, Any] = {"mode": "train", "dataset_split": "train", "mesh_impl": "placement"}
+    settings: dict[str, Any] = {"mode": "train", "dataset_split": "train", "mesh_impl": "placement"}
     if bound("utils.run.vocabulary", None) is None:
-        given["vocabulary"] = _Ids(options.vocab_size)
+        settings["vocabulary"] = _Ids(options.vocab_size)
     model_type = bound("utils.run.model_type", "bitransformer")
     with recorded_lowerings() as lowerings:
         utils.run(
@@ -81,7 +81,7 @@ def _lowered(options: argparse.Namespace, directory: str) -> mtf.Lowering:
             model_dir=directory,
             autostack=False,
             train_model_fn=functools.partial(_build_step, model_type),
-            **given,
+            **settings,
         )
     return lowerings[-1]
 
@@ -92,12 +92,12 @@ def _parse_gin(options: argparse.Namespace) -> None:
     # The command line has been read by argparse, but gin files are looked for in flags of absl.
     flags.FLAGS.mark_as_parsed()
     names = ("gin_file", "gin_param", "gin_location_prefix")
-    given = {name: getattr(options, name) for name in names}
+    bindings = {name: getattr(options, name) for name in names}
     # As bindings, since gin evaluates those of the files even where arguments replace them.
     for parameter, value in [("mesh_shape", options.mesh_shape), ("layout_rules", options.layout)]:
         if value is not None:
-            given["gin_param"] = [*given["gin_param"], f"utils.run.{parameter} = {value!r}"]
-    with flagsaver.flagsaver(**given):
+            bindings["gin_param"] = [*bindings["gin_param"], f"utils.run.{parameter} = {value!r}"]
+    with flagsaver.flagsaver(**bindings):
         utils.parse_gin_defaults_and_flags()
 
 

@@ -200,19 +200,19 @@ def taken_summaries(start: int) -> dict[str, tf.Tensor]:
       warning.
     """
     collection = tf.get_collection_ref(SCALAR_SUMMARIES_COLLECTION_KEY)
-    found, graph = dict(collection[start:]), tf.get_default_graph()
+    scalars, graph = dict(collection[start:]), tf.get_default_graph()
     del collection[start:]
     # A new node is in the loop or branch, if any, that the program is being built in.
     around = tf.no_op()._get_control_flow_context()
     there = {
         name: tf.cast(x, tf.float32)
-        for name, x in found.items()
+        for name, x in scalars.items()
         if x.graph is graph and x.op._get_control_flow_context() is around
     }
-    if len(there) < len(found):
+    if len(there) < len(scalars):
         tf.logging.warning(
             "Summaries of what is within loops are left out: %s",
-            ", ".join(found.keys() - there.keys()),
+            ", ".join(scalars.keys() - there.keys()),
         )
     return there
 

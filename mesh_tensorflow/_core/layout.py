@@ -465,14 +465,14 @@ def tensor_dim_to_size_per_split(
     Raises:
       ValueError: the size is not divisible by the number of parts.
     """
-    parts = tensor_dim_to_mesh_dim_size(layout, mesh_shape, tensor_dim)
-    if tensor_dim.size % parts:
+    num_parts = tensor_dim_to_mesh_dim_size(layout, mesh_shape, tensor_dim)
+    if tensor_dim.size % num_parts:
         raise ValueError(
             f"Tensor dimension size not divisible by mesh dimension size: "
-            f"{dims_text([tensor_dim])} cannot be cut into {parts} equal parts by layout "
-            f"{layout} on mesh {mesh_shape}. Choose a size that is a multiple of {parts}"
+            f"{dims_text([tensor_dim])} cannot be cut into {num_parts} equal parts by layout "
+            f"{layout} on mesh {mesh_shape}. Choose a size that is a multiple of {num_parts}"
         )
-    return tensor_dim.size // parts
+    return tensor_dim.size // num_parts
 
 
 # -- the processors of a mesh, by number and coordinates
@@ -666,11 +666,11 @@ class StoredLayout:
             # mesh, what one of its dimensions splits is stored over the others.
             axes = single_axes([mesh_axis_of_name(mesh_dim, mesh_impl.shape)])
             axes = [a for a in axes if a not in taken and mesh_impl.shape[a].size > 1]
-            parts = list_product(mesh_impl.shape[axis].size for axis in axes)
+            num_parts = list_product(mesh_impl.shape[axis].size for axis in axes)
             split = mesh_impl.mesh_axis(d) is not None
             # A kernel may have one name with two sizes. What is renamed by it would be both.
             twice = shape.dimension_names.count(d.name) > 1
-            if parts == 1 or split or twice or d.name in stored or d.size % parts:
+            if num_parts == 1 or split or twice or d.name in stored or d.size % num_parts:
                 continue
             taken.update(axes)
             over = JOIN.join(mesh_impl.shape[axis].name for axis in axes)
@@ -720,9 +720,9 @@ def given_stored_layout(
       zero_axis: likewise.
     """
     named = {"variable_layout": variable_layout, "zero": zero, "zero_axis": zero_axis}
-    given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    arguments: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
     # An argument that is left out is not passed on as None, which would hide what gin binds.
-    return stored_layout(mesh_shape, **{**(_stored_in_force.get() or {}), **given})
+    return stored_layout(mesh_shape, **{**(_stored_in_force.get() or {}), **arguments})
 
 
 @gin.configurable(module="mesh_tensorflow", denylist=["mesh_shape"])

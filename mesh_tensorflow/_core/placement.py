@@ -108,8 +108,8 @@ class Factored:
                 finer = axes
             split_by: list[Optional[int]] = [*axes, *[None] * (len(finer) - len(axes))]
             left = d.size + padding
-            parts = 1 if of_dim is None else mesh_impl.shape[of_dim].size
-            self.padded.append(left // parts)
+            num_parts = 1 if of_dim is None else mesh_impl.shape[of_dim].size
+            self.padded.append(left // num_parts)
             for mesh_axis, factor in zip(split_by[:-1], finer):
                 self._append(mesh_impl.shape[factor].size, mesh_axis, mesh_impl)
                 left //= mesh_impl.shape[factor].size
@@ -117,12 +117,12 @@ class Factored:
         self.products = [list_product(self.sizes[:axis]) for axis in range(len(self.sizes))]
 
     def _append(self, size: int, mesh_axis: Optional[int], mesh_impl: MeshImpl) -> None:
-        parts = 1
+        num_parts = 1
         if mesh_axis is not None:
             self.axes[mesh_axis] = len(self.sizes)
-            parts = mesh_impl.shape[mesh_axis].size
+            num_parts = mesh_impl.shape[mesh_axis].size
         self.sizes.append(size)
-        self.local.append(size // parts)
+        self.local.append(size // num_parts)
 
     @property
     def slice_size(self) -> int:
@@ -216,7 +216,7 @@ def moves_between(old: Factored, new: Factored, mesh_shape: Shape) -> list[Move]
         # The parts of a processor begin at the same elements before and after: nothing moves.
         if old_product == new_product:
             continue
-        parts = mesh_shape[mesh_axis].size
+        num_parts = mesh_shape[mesh_axis].size
         begins = None
         if new_product is not None:
             # The old axis that begins where the new one does: parts of it are those of the new.
@@ -225,7 +225,7 @@ def moves_between(old: Factored, new: Factored, mesh_shape: Shape) -> list[Move]
             begins = same[-1] if same else None
             # An axis that is split by another mesh axis, or that does not divide, can only be cut
             # after the local reshape.
-            if begins is not None and (begins in taken or sizes[begins] % parts):
+            if begins is not None and (begins in taken or sizes[begins] % num_parts):
                 begins = None
         if old_product is None:
             if begins is None:
@@ -261,12 +261,12 @@ def collectives_of(
     collectives = []
     # In the order of the moves: each changes how much the next ones move.
     for move in moves:
-        parts = mesh_shape[move.mesh_axis].size
+        num_parts = mesh_shape[move.mesh_axis].size
         if move.kind == "allsplit":  # each processor keeps a part of its slice
-            elements //= parts
+            elements //= num_parts
             continue
         if move.kind == "allconcat":
-            elements *= parts
+            elements *= num_parts
         collectives.append(Collective(move.kind, (move.mesh_axis,), elements, elements * itemsize))
     return collectives
 

@@ -94,13 +94,13 @@ def split_pairs(text: str, what: str) -> list[tuple[str, str]]:
     for piece in _SEPARATORS.split(text):
         if not piece:
             continue
-        parts = piece.split(":")
-        if len(parts) != 2 or not parts[0] or not parts[1]:
+        sides = piece.split(":")
+        if len(sides) != 2 or not sides[0] or not sides[1]:
             raise ValueError(
                 f"malformed {what} {text!r}: {piece!r} is not a pair left:right. Write pairs as "
                 f'"{_EXAMPLES[what]}", with one colon each and no space around it'
             )
-        pairs.append((parts[0], parts[1]))
+        pairs.append((sides[0], sides[1]))
     return pairs
 
 

@@ -324,9 +324,9 @@ def pretty_print_counters(counters: Iterable[tuple[str, int]]) -> str:
     """
     totals: collections.Counter[str] = collections.Counter()
     for name, value in counters:
-        parts = name.split("/")
-        for depth in range(1, len(parts) + 1):
-            totals["/".join(parts[:depth])] += value
+        levels = name.split("/")
+        for depth in range(1, len(levels) + 1):
+            totals["/".join(levels[:depth])] += value
     # Below a million, the six digits of `g` show every integer in full.
     return "\n".join(
         f"{' ' * name.count('/')}{name}: {total:{'.3g' if total >= 1e6 else 'g'}}"

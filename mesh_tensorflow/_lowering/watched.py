@@ -153,14 +153,14 @@ def log_operation(
       communicated: the number of collectives of the Lowering before it.
     """
     impl = lowering.requested_impl(op)
-    parts = [f"lowering {op.name} {type(op).__name__}"]
-    parts += [_output_text(impl, y) for y in op.outputs]
+    words = [f"lowering {op.name} {type(op).__name__}"]
+    words += [_output_text(impl, y) for y in op.outputs]
     for _, mesh_impl, collective in lowering.collectives[communicated:]:
         axes = ", ".join(mesh_impl.shape[axis].name for axis in collective.mesh_axes)
-        parts.append(f"{collective.kind} over {axes}: {collective.bytes:,} bytes")
+        words.append(f"{collective.kind} over {axes}: {collective.bytes:,} bytes")
     if op.site is not None:
-        parts.append(f"{'gradient of ' if op.gradient_of is not None else ''}{op.site}")
-    log.info("%s", " | ".join(parts))
+        words.append(f"{'gradient of ' if op.gradient_of is not None else ''}{op.site}")
+    log.info("%s", " | ".join(words))
 
 
 def _output_text(impl: MeshImpl, y: Tensor) -> str:

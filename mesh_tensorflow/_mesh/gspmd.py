@@ -108,8 +108,8 @@ class _Cut:
         # joined axes has parts by the one, and within these by the other.
         for size, axis in zip(sizes, axes[:count]):
             of_dim = single_axes([axis])
-            parts = [mesh[a].size for a in of_dim]
-            self.cut_sizes += [*parts, size // list_product(parts)]
+            sizes_of_parts = [mesh[a].size for a in of_dim]
+            self.cut_sizes += [*sizes_of_parts, size // list_product(sizes_of_parts)]
             self.cut_axes += [*of_dim, None]
         cut = range(len(self.cut_axes))
         firsts = [i for i in cut if self.cut_axes[i] is not None]

@@ -524,10 +524,12 @@ class MeshImpl(Generic[SlicesT]):
         """Returns the processors that have each distinct slice, by where that begins."""
         key = tuple(tensor_shape)
         if key not in self._holders:
-            found: dict[tuple[int, ...], list[int]] = {}
+            pnums_by_begin: dict[tuple[int, ...], list[int]] = {}
             for pnum in range(self.size):
-                found.setdefault(tuple(self.slice_begin(tensor_shape, pnum)), []).append(pnum)
-            self._holders[key] = found
+                pnums_by_begin.setdefault(tuple(self.slice_begin(tensor_shape, pnum)), []).append(
+                    pnum
+                )
+            self._holders[key] = pnums_by_begin
         return self._holders[key]
 
     def slice_size(self, tensor_shape: Shape) -> int:

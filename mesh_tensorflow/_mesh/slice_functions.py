@@ -170,8 +170,8 @@ def _differ(one: str, other: str) -> bool:
     """Returns whether two devices are different ones, by what the names of both say."""
     # What is on no device is computed on the first CPU of a machine without others.
     specs = [tf.DeviceSpec.from_string(name or "/device:CPU:0") for name in (one, other)]
-    parts = ("job", "replica", "task", "device_type", "device_index")
-    pairs = ([getattr(spec, part) for spec in specs] for part in parts)
+    fields = ("job", "replica", "task", "device_type", "device_index")
+    pairs = ([getattr(spec, part) for spec in specs] for part in fields)
     return any(None not in pair and pair[0] != pair[1] for pair in pairs)
 
 
@@ -746,13 +746,13 @@ def _without(
     With them it would be a batch of one product, which kernels compute more slowly: such is the
     slice of a dimension that each processor has one index of, as of stages or experts.
     """
-    parts = ["".join(c for c in part if c not in single) for part in _parts(equation)]
+    labels = ["".join(c for c in part if c not in single) for part in _parts(equation)]
     # Letters from "a" on again, since plans and `_LARGE` know equations by their text.
-    names = dict(zip(dict.fromkeys("".join(parts)), string.ascii_lowercase))
-    left, right, output = ("".join(names[c] for c in part) for part in parts)
+    names = dict(zip(dict.fromkeys("".join(labels)), string.ascii_lowercase))
+    left, right, output = ("".join(names[c] for c in part) for part in labels)
     y = contract(
         f"{left},{right}->{output}",
-        *(reshaped(x, [size[c] for c in part]) for x, part in zip(slices, parts)),
+        *(reshaped(x, [size[c] for c in part]) for x, part in zip(slices, labels)),
     )
     return remember_reshaped(y, [size[c] for c in _parts(equation)[-1]])
 

@@ -128,10 +128,10 @@ def answers(address: str, seconds: float = ANSWER_SECS) -> bool:
       seconds: how long to wait.
     """
     try:
-        with socket.create_connection(place_of(address), timeout=seconds) as found:
+        with socket.create_connection(place_of(address), timeout=seconds) as connection:
             # The kernel accepts connections even for a process that hangs, so it has to answer.
-            found.sendall(_HELLO)
-            return bool(found.recv(1))
+            connection.sendall(_HELLO)
+            return bool(connection.recv(1))
     except OSError:
         return False
 

@@ -526,11 +526,13 @@ class Processes:
         mine = [v for v in variables if self.is_chief or not getattr(v, "is_bound", False)]
         # What begins with given parts, each process sets in its own slices; steps begin when all
         # have done so.
-        by_parts = {v: found for v in variables if (found := getattr(v, "by_parts", {}))}
+        by_parts = {
+            v: assignments for v in variables if (assignments := getattr(v, "by_parts", {}))
+        }
         own = [
             op
-            for found in by_parts.values()
-            for device, op in found.items()
+            for assignments in by_parts.values()
+            for device, op in assignments.items()
             if (tf.DeviceSpec.from_string(device).task or 0) == self.index
         ]
         new = [v for v in mine if v.op.name not in saved and v not in by_parts]

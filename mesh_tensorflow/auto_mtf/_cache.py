@@ -47,10 +47,10 @@ class Cache:
         """
         if known := exchange(self.read(key))[0]:
             return known, True
-        found = find()
+        value = find()
         if is_first:
-            self.keep(key, found)
-        return found, False
+            self.keep(key, value)
+        return value, False
 
     def keep(self, key: str, value: dict[str, Any]) -> None:
         """Sets the value of a key, in a whole new file: other programs may read it meanwhile.

@@ -109,9 +109,9 @@ class CompiledMemory(ResidentMemory):
         self._made_of: dict[Tensor, Sequence[str]] = {}
         for op in reversed(operations):
             passed = op.passes_on(self._candidates)
-            found = [x for i, x in enumerate(op.inputs) if not self._computes(op, i)]
+            read = [x for i, x in enumerate(op.inputs) if not self._computes(op, i)]
             self._read_whole.update(
-                [x for y, x in passed.items() if y in self._read_whole] if passed else found
+                [x for y, x in passed.items() if y in self._read_whole] if passed else read
             )
         items = list(super()._make_items(operations))
         readers = collections.Counter(name for item in items for name in dict.fromkeys(item.inputs))

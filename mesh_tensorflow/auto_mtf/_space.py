@@ -303,8 +303,8 @@ def joint_names(mesh_sizes: Mapping[str, int]) -> Iterator[str]:
 
 def _has_parts(op: Blocked, name: str, processors: int) -> bool:
     """Returns whether processors of a ring can cut a dimension as they have to, if it is one's."""
-    parts = op.parts_in_ring * processors
-    return all(d.size % parts == 0 for d in op.ring_dims if d.name == name)
+    num_blocks = op.parts_in_ring * processors
+    return all(d.size % num_blocks == 0 for d in op.ring_dims if d.name == name)
 
 
 def _together(
@@ -495,9 +495,9 @@ def find_updates(graph: Graph, early: bool) -> Updates:
     impl: MeshImpl = MeshImpl(Shape([(_DATA, parts), (_STORE, 2)]), rules)
     impl.stored_layout = seen = _AnyStored(WEIGHTS_TOO, LayoutRules([]), _STORE)
     impls = {op.mesh: impl for op in graph.operations}
-    found = stored_names(graph, impls, early_on=impls if early else ())
-    weight_of = seen.weights({**found.variables, **found.updates})
-    updates = Updates(weight_of, {}, seen.weights(found.sums))
+    stored = stored_names(graph, impls, early_on=impls if early else ())
+    weight_of = seen.weights({**stored.variables, **stored.updates})
+    updates = Updates(weight_of, {}, seen.weights(stored.sums))
     gathers = _gathers(graph.operations, updates, early)
     return dataclasses.replace(updates, gathers=gathers)
 
@@ -539,9 +539,9 @@ def _batch_like(graph: Graph) -> tuple[str, int]:
         if name in weights or name in unsplit:
             continue
         # Any divisor will do: what matters is which sums are partial, not over how many processors.
-        for parts in (2, 3, 5, 7):
-            if not any(size % parts for size in sizes[name]):
-                return name, parts
+        for num_parts in (2, 3, 5, 7):
+            if not any(size % num_parts for size in sizes[name]):
+                return name, num_parts
     return "", 1
 
 
@@ -563,14 +563,14 @@ def takes_again(op: Operation) -> bool:
 def _gathers(operations: Iterable[Operation], updates: Updates, early: bool) -> dict[Tensor, float]:
     """Returns how often weights, and gradients in parts, are gathered."""
     weight_of = updates.weight_of
-    parts = {op.value for op in weight_of if isinstance(op, Variable) and op.trainable}
-    parts.update(updates.sums)
+    trained = {op.value for op in weight_of if isinstance(op, Variable) and op.trainable}
+    trained.update(updates.sums)
     # A set: one gather serves all readers of the forward pass, and one those of the backward pass.
     readers: dict[Tensor, set[tuple[Optional[Operation], bool]]] = {}
 
     def read(op: Operation, loop: Optional[Operation]) -> None:
         inner = with_inner_operations(op.inner_operations)
-        for x in parts.intersection(op.inputs, *(each.inputs for each in inner)):
+        for x in trained.intersection(op.inputs, *(each.inputs for each in inner)):
             readers.setdefault(x, set()).add((loop, takes_again(op)))
 
     for op in operations:

@@ -64,14 +64,14 @@ def constants(operations: Iterable[Operation]) -> dict[Operation, tuple[Operatio
     Args:
       operations: the Operations of a program, in order.
     """
-    found: dict[Operation, tuple[Operation, ...]] = {}
+    makers: dict[Operation, tuple[Operation, ...]] = {}
     for op in operations:
         if op.has_effect or op.inner_operations:
             continue
-        if all(x.operation in found for x in op.inputs) if op.inputs else is_constant(op):
-            before = dict.fromkeys(itertools.chain(*(found[x.operation] for x in op.inputs)))
-            found[op] = (*before, op)
-    return found
+        if all(x.operation in makers for x in op.inputs) if op.inputs else is_constant(op):
+            before = dict.fromkeys(itertools.chain(*(makers[x.operation] for x in op.inputs)))
+            makers[op] = (*before, op)
+    return makers
 
 
 def computed_beside(operations: Sequence[Operation]) -> frozenset[Operation]:

@@ -189,11 +189,11 @@ def _best(
             for shape in shapes
             for stored in stored_layouts(shape, parts.stages(zero), joint)
         ]
-        found = fastest(estimators, limit)
-        if found is None:  # as there is a limit
+        fitting = fastest(estimators, limit)
+        if fitting is None:  # as there is a limit
             errors = [estimator.does_not_fit(limit or 0) for estimator in estimators]
             raise min(errors, key=lambda e: e.missing_bytes)
-        estimator, best = found
+        estimator, best = fitting
         return LayoutRules(best.layout.items()), estimator.mesh_shape, best.stored_layout
     smallest: list[tuple[float, Mapping[str, str], Shape]] = []
     for shape in shapes:

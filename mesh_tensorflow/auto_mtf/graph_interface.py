@@ -206,14 +206,14 @@ class GraphInterface:
             raise ValueError("partial_layout was given without mesh_dimension_to_size")
         # Different mesh dimensions split the dimensions of a tensor, so the numbers of parts
         # multiply.
-        parts = 1
+        num_parts = 1
         for name in self.get_tensor_mtf_dimension_names(tensor_name):
             if name in partial_layout:
-                parts *= self._named(
+                num_parts *= self._named(
                     mesh_dimension_to_size, "mesh dimension with a size", partial_layout[name]
                 )
         # Rounded up, since a layout to be evaluated may be one that does not divide sizes evenly.
-        return -(-entries // parts)
+        return -(-entries // num_parts)
 
     def get_tensor_size(
         self,

@@ -161,19 +161,21 @@ def candidate_parts(estimator: StepEstimator, layout: Mapping[str, str]) -> list
     sets += [frozenset((name,) for name in top[i:]) for i in range(1, len(top) - 1)]
     seconds = estimator.times.by_layer(layout)
     whole = sum(s.total for s in seconds.values())
-    found: dict[frozenset[Operation], tuple[float, str]] = {}
+    candidates: dict[frozenset[Operation], tuple[float, str]] = {}
     for some in sets:
         forward = frozenset(
             op for op, scope in scopes.items() if any(_within(scope, prefix) for prefix in some)
         )
         time = sum(s.total for layer, s in seconds.items() if any(_within(layer, p) for p in some))
-        if forward in found or not _SHARE * whole <= time <= (1 - _SHARE) * whole:
+        if forward in candidates or not _SHARE * whole <= time <= (1 - _SHARE) * whole:
             continue
         names = [name for name in top if (name,) in some] or ["/".join(p) for p in some]
-        found[forward] = time, ", ".join(names)
+        candidates[forward] = time, ", ".join(names)
     # Half of a step can gain most: a part that is all of it has nothing to differ from.
-    ranked = sorted(found, key=lambda ops: (abs(found[ops][0] - whole / 2), found[ops][1]))
-    return [Part(found[ops][1], _members(operations, ops)) for ops in ranked[:_MOST]]
+    ranked = sorted(
+        candidates, key=lambda ops: (abs(candidates[ops][0] - whole / 2), candidates[ops][1])
+    )
+    return [Part(candidates[ops][1], _members(operations, ops)) for ops in ranked[:_MOST]]
 
 
 def _within(scope: str, prefix: tuple[str, ...]) -> bool:

@@ -184,16 +184,16 @@ class Plan:
     def arguments(self) -> dict[str, Union[str, int]]:
         """The mesh and the layout as arguments of `mtf.train.fit` and of mesh implementations."""
         shape = ",".join(f"{d.name}:{d.size}" for d in self.mesh_shape)
-        found: dict[str, Union[str, int]] = {
+        arguments: dict[str, Union[str, int]] = {
             "mesh_shape": shape,
             "layout": self.estimate.text.replace(";", ","),
         }
         stored = self.stored_layout
         if stored is not None and stored.stage:
-            found["zero"] = stored.stage
+            arguments["zero"] = stored.stage
             if stored.mesh_dim is not None:
-                found["zero_axis"] = stored.mesh_dim
-        return found
+                arguments["zero_axis"] = stored.mesh_dim
+        return arguments
 
     @property
     def seconds(self) -> Seconds:

@@ -374,13 +374,13 @@ class StepEstimator:
         Raises:
           SolverError: the solver did not find an optimum.
         """
-        found: Optional[Estimate] = None
+        fastest: Optional[Estimate] = None
         for estimator in (self, *self._apart):
             best = next(self._search(estimator, memory_limit_bytes, seconds), None)
             # The program does not tell times apart that differ by a millionth.
             if best is not None and best.seconds.total < seconds:
-                found, seconds = best, best.seconds.total
-        return found
+                fastest, seconds = best, best.seconds.total
+        return fastest
 
     def best(self, count: int, memory_limit_bytes: Optional[float] = None) -> list[Estimate]:
         """Returns the fastest layouts, fastest first.

@@ -90,10 +90,10 @@ def check_steps(called: str, **counts: Optional[int]) -> None:
     Raises:
       ValueError: a number is not positive, or both are given.
     """
-    given = {name: count for name, count in counts.items() if count is not None}
-    for name, count in given.items():
+    limits = {name: count for name, count in counts.items() if count is not None}
+    for name, count in limits.items():
         check_whole(called, name, count, ", or None")
-    if len(given) > 1:
+    if len(limits) > 1:
         raise ValueError(
             f"{called}: steps is {counts['steps']} and max_steps is {counts['max_steps']}: give "
             "steps to go on from where training stands, or max_steps to train to that step"
@@ -581,21 +581,21 @@ def _checked_exporters(
 ) -> tuple[Exporter, ...]:
     if exporters is None:
         return ()
-    found = (exporters,) if isinstance(exporters, Exporter) else tuple(exporters)
-    for exporter in found:
+    checked = (exporters,) if isinstance(exporters, Exporter) else tuple(exporters)
+    for exporter in checked:
         if not isinstance(exporter, Exporter):
             raise TypeError(
                 f"EvalSpec: exporters should be Exporters, but one is of type "
                 f"{type(exporter).__name__}"
             )
-    names = [exporter.name for exporter in found]
+    names = [exporter.name for exporter in checked]
     for name in names:
         if not name or names.count(name) > 1:
             raise ValueError(
                 f"EvalSpec: the exporters are called {', '.join(map(repr, names))}: each needs a "
                 "name of its own, which is that of its directory"
             )
-    return found
+    return checked
 
 
 def train_and_evaluate(

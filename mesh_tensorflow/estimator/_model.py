@@ -517,19 +517,19 @@ def call_input_fn(input_fn: Callable[..., Any], mode: str, params: object, confi
     Raises:
       ValueError: `input_fn` requires another argument.
     """
-    given: Mapping[str, Any] = {
+    arguments: Mapping[str, Any] = {
         "mode": mode,
         "params": params,
         "config": config,
         # For functions that were written for tf.distribute, whose strategies RunConfig refuses.
         "input_context": None,
     }
-    if unknown := _required_besides(given, input_fn):
+    if unknown := _required_besides(arguments, input_fn):
         raise ValueError(
             f"input_fn {function_name(input_fn)} needs {', '.join(unknown)}, but is given only "
             "mode, params and config: bind what else it needs, by functools.partial for example"
         )
-    return input_fn(**arguments_of(input_fn, given))
+    return input_fn(**arguments_of(input_fn, arguments))
 
 
 def check_input_fn(input_fn: Callable[..., Any], called: str) -> None:

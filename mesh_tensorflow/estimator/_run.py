@@ -292,9 +292,9 @@ def _hooks(
 
 def _fails_on_nan(hooks: Sequence[tf.train.SessionRunHook]) -> bool:
     """Whether a NaN loss raises an error: not if a NanTensorHook of the user disables it."""
-    given = [h for h in hooks if isinstance(h, tf.train.NanTensorHook)]
+    nan_hooks = [h for h in hooks if isinstance(h, tf.train.NanTensorHook)]
     # TensorFlow has no public way to get this setting.
-    return all(getattr(h, "_fail_on_nan_loss", True) for h in given)
+    return all(getattr(h, "_fail_on_nan_loss", True) for h in nan_hooks)
 
 
 def _default_savers(model: Model, spec: EstimatorSpec) -> list[Any]:

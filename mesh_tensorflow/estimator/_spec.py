@@ -45,10 +45,11 @@ class ExportOutput(abc.ABC):
 def _one_string_input(receiver_tensors: Mapping[str, tf.Tensor], kind: str) -> tf.Tensor:
     tensors = list(receiver_tensors.values())
     if len(tensors) != 1 or tensors[0].dtype != tf.string:
-        found = ", ".join(f"{name}: {x.dtype.name}" for name, x in receiver_tensors.items())
+        inputs = ", ".join(f"{name}: {x.dtype.name}" for name, x in receiver_tensors.items())
         raise ValueError(
             f"a {kind} signature takes one string tensor of serialized tf.train.Examples, but the "
-            f"receiver has {found}: use build_parsing_serving_input_receiver_fn, or a PredictOutput"
+            f"receiver has {inputs}: use build_parsing_serving_input_receiver_fn, or a "
+            "PredictOutput"
         )
     return tensors[0]
 

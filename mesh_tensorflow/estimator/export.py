@@ -254,11 +254,13 @@ def build_raw_supervised_input_receiver_fn(
         """Creates a placeholder for each feature and each label."""
         made = [_placeholders(x, default_batch_size) for x in by_name]
         # A single tensor was for a model function that takes one, without a dict around it.
-        given = [
+        features_of_each = [
             x if isinstance(original, Mapping) else next(iter(x.values()))
             for x, original in zip(made, [features, labels])
         ]
-        return SupervisedInputReceiver(given[0], given[1], {**made[0], **made[1]})
+        return SupervisedInputReceiver(
+            features_of_each[0], features_of_each[1], {**made[0], **made[1]}
+        )
 
     return supervised_input_receiver_fn
 

@@ -83,11 +83,12 @@ def numpy_input_fn(
 
         def batch(indices: tf2.Tensor) -> Any:
             # By a call: as constants, the arrays would be in every graph that is saved.
-            found = tf2.numpy_function(lambda i: [a[i] for a in flat], [indices], dtypes)
-            found = [
-                tf2.ensure_shape(t, [indices.shape[0], *a.shape[1:]]) for t, a in zip(found, flat)
+            rows_of_batch = tf2.numpy_function(lambda i: [a[i] for a in flat], [indices], dtypes)
+            rows_of_batch = [
+                tf2.ensure_shape(t, [indices.shape[0], *a.shape[1:]])
+                for t, a in zip(rows_of_batch, flat)
             ]
-            return tf2.nest.pack_sequence_as(arrays, found)
+            return tf2.nest.pack_sequence_as(arrays, rows_of_batch)
 
         return rows.map(batch).prefetch(1)
 

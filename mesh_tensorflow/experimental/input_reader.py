@@ -233,8 +233,8 @@ class SubBatchSlicer:
     def get_slices(self) -> Iterator[tuple[tf.Tensor, int, int]]:
         """Yields (slice, processor number, input number) for all inputs of one step."""
         with tf.device(self._device):
-            parts = tf.nest.flatten(self._iterator.get_next())
-            for number, (part, shape) in enumerate(zip(parts, self._shapes)):
+            tensors = tf.nest.flatten(self._iterator.get_next())
+            for number, (part, shape) in enumerate(zip(tensors, self._shapes)):
                 for pnum in self._pnums[number]:
                     begin = self._impl.slice_begin(shape, pnum)
                     if not self._global_batch:

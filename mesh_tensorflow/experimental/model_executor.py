@@ -224,19 +224,19 @@ class Model:
     def _built(self, rate: tf.Tensor) -> dict[str, Any]:
         """Returns the results of a step, by name."""
         if not FLAGS.use_tpu:
-            parts = self._context.create_graph_mesh_and_mesh_impl()
-            self._make_reader(PlacementMeshImplInputReader, parts)
-            return self._reader.gpu_placement(lambda *slices: self._lowered(parts, slices, rate))
+            built = self._context.create_graph_mesh_and_mesh_impl()
+            self._make_reader(PlacementMeshImplInputReader, built)
+            return self._reader.gpu_placement(lambda *slices: self._lowered(built, slices, rate))
         # A replicated program returns flat tensors, so their structure leaves it by this list.
         structure: list[Any] = []
         assignment = self._context.device_assignment
 
         def program(rate: tf.Tensor, *slices: tf.Tensor) -> list[tf.Tensor]:
-            parts = self._context.create_graph_mesh_and_mesh_impl()
+            built = self._context.create_graph_mesh_and_mesh_impl()
             if assignment is None:
-                self._make_reader(SimdMeshImplInputReader, parts)
+                self._make_reader(SimdMeshImplInputReader, built)
                 slices = self._reader.infeed_queue.generate_dequeue_op()
-            structure.append(self._lowered(parts, [[x] for x in slices], rate))
+            structure.append(self._lowered(built, [[x] for x in slices], rate))
             return tf.nest.flatten(structure[-1])
 
         count = self._context.num_cores
@@ -244,8 +244,8 @@ class Model:
             flat = replicate(program, [rate], devices=devices_for(count))
         else:
             # Outside of the program, as hosts enqueue what it dequeues; it makes a mesh of its own.
-            parts = self._context.create_graph_mesh_and_mesh_impl()
-            self._make_reader(SimdMeshImplInputReader, parts, external_worker=FLAGS.on_gcp)
+            built = self._context.create_graph_mesh_and_mesh_impl()
+            self._make_reader(SimdMeshImplInputReader, built, external_worker=FLAGS.on_gcp)
             flat = tf.tpu.replicate(
                 program,
                 [[rate]] * count,

@@ -285,15 +285,15 @@ def multihead_attention_params(
             for name, deviation in deviations.items()
         ]
     # One variable instead of four: fewer operations, and one allreduce for its gradient.
-    parts = mtf.Dimension("qkvo", len(deviations))
+    kinds = mtf.Dimension("qkvo", len(deviations))
     combined = mtf.get_variable(
         mesh,
         "qkvo",
-        mtf.Shape([parts]) + shape,
+        mtf.Shape([kinds]) + shape,
         dtype=variable_dtype,
         initializer=_NormalParts(list(deviations.values())),
     )
-    return list(mtf.unstack(combined, parts))
+    return list(mtf.unstack(combined, kinds))
 
 
 def multihead_attention_vars(

@@ -545,7 +545,7 @@ class Blocked(mtf.Operation):
         """
         mesh_impl = lowering.mesh_impl(self)
         values = self._operands(lowering)
-        parts = 1 if self._exchanged_axis(mesh_impl) is None else 2
+        num_halves = 1 if self._exchanged_axis(mesh_impl) is None else 2
         count = 3 + len(self._form.terms.tensors)
 
         def of_slices(*slices: tf.Tensor) -> tuple:
@@ -553,7 +553,7 @@ class Blocked(mtf.Operation):
             inputs, [*skips] = slices[: len(self.inputs)], slices[len(self.inputs) :]
             q, k, v, *rest = inputs[:count]
             [may_skip] = skips or [None]
-            return compute(self._form.operands(q, k, v, rest, may_skip, parts), *inputs)
+            return compute(self._form.operands(q, k, v, rest, may_skip, num_halves), *inputs)
 
         axis = self._ring_axis(mesh_impl)
         if axis is None:
@@ -835,13 +835,13 @@ class BlockedAttentionOperation(Blocked):
         dy, dz = or_zeros(grad_ys[:2], self.outputs[:2])
         biases = [3 + i for indices in self._form.terms.weighted for i in indices]
         learned = [i for i in biases if is_learned(self.inputs[i])]
-        found: dict[int, mtf.Tensor] = {}
+        gradients: dict[int, mtf.Tensor] = {}
         # Two operations: TensorFlow leaves out the second, with its work, if nothing fetches it.
         for some in ([0, 1, 2, *learned], [i for i in biases if i not in learned]):
             if some:
                 op = BlockedAttentionGradOperation(self, dy, dz, some)
-                found.update(zip(some, op.outputs))
-        return [found.get(i) for i in range(len(self.inputs))]
+                gradients.update(zip(some, op.outputs))
+        return [gradients.get(i) for i in range(len(self.inputs))]
 
     def lower(self, lowering: mtf.Lowering) -> None:
         """Computes sums of blocks, joins those of a row, and divides."""

@@ -104,7 +104,7 @@ def batch_norm(
         )
     # Before variables are made, whose values take the dtype of `x`: statistics of bfloat16 would
     # have two or three digits.
-    given, x = x, widened(x)
+    original, x = x, widened(x)
     shape = x.shape - reduced
     ones, zeros = tf.ones_initializer(), tf.zeros_initializer()
     fixed = {"trainable": False}
@@ -133,7 +133,7 @@ def batch_norm(
             centered, variance = x - moving_mean, moving_variance
         # The product in parentheses has the size of the statistics alone.
         y = centered * (mtf.rsqrt(variance + epsilon) * scale) + bias
-        return mtf.cast(y, given.dtype), updates
+        return mtf.cast(y, original.dtype), updates
 
 
 def _decay(average: mtf.Tensor, value: mtf.Tensor, momentum: float, name: str) -> mtf.Operation:

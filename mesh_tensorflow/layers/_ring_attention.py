@@ -38,8 +38,8 @@ def has_halves(mesh_impl: MeshImpl, dims: Dims) -> bool:
       mesh_impl: a MeshImpl, which splits both alike.
       dims: a Dims.
     """
-    parts = 2 * parts_along(mesh_impl.splitting_axis(dims.length), mesh_impl.shape)
-    return all(d.size % parts == 0 for d in (dims.length, dims.memory))
+    num_parts = 2 * parts_along(mesh_impl.splitting_axis(dims.length), mesh_impl.shape)
+    return all(d.size % num_parts == 0 for d in (dims.length, dims.memory))
 
 
 def tell(what: str, kind: Union[bool, str], mesh_impl: MeshImpl, dims: Dims) -> None:
@@ -78,13 +78,13 @@ def tell(what: str, kind: Union[bool, str], mesh_impl: MeshImpl, dims: Dims) -> 
         )
     # If neither is split, each processor has the whole memory, as on one processor.
     elif kind == ZIGZAG and over[0] is not None and not has_halves(mesh_impl, dims):
-        parts = 2 * over[0].size
-        d = next(d for d in (length, memory) if d.size % parts)
+        num_parts = 2 * over[0].size
+        d = next(d for d in (length, memory) if d.size % num_parts)
         slip(
             f"{what}: ring={kind!r} gives each of {over[0].name}={over[0].size} processors two "
-            f"halves, and {d.name}={d.size} is not divisible by {parts}: parts are left as they "
-            f"are, as by ring={CONTIGUOUS!r}. Pad it to {-(-d.size // parts) * parts}",
-            key=f"zigzag/{d.name}={d.size}/{parts}",
+            f"halves, and {d.name}={d.size} is not divisible by {num_parts}: parts are left as "
+            f"they are, as by ring={CONTIGUOUS!r}. Pad it to {-(-d.size // num_parts) * num_parts}",
+            key=f"zigzag/{d.name}={d.size}/{num_parts}",
         )
 
 

@@ -188,7 +188,7 @@ class RotaryEmbedding:
         self._check_scaling()
 
     def _check_scaling(self) -> None:
-        kind, given = self.scaling_type, set(self.scaling)
+        kind, settings = self.scaling_type, set(self.scaling)
         if kind is not None and not (isinstance(kind, str) and kind in _SCALINGS):
             raise ValueError(
                 f"RotaryEmbedding: the scaling {kind!r} is none of {', '.join(_SCALINGS)}; "
@@ -196,12 +196,12 @@ class RotaryEmbedding:
             )
         _, needed, further = _SCALINGS[kind] if kind else (None, [], [])
         known = [*needed, *further]
-        missing = [name for name in needed if name not in given]
-        unknown = sorted(given - {*known})
+        missing = [name for name in needed if name not in settings]
+        unknown = sorted(settings - {*known})
         if missing or unknown:
             raise ValueError(
                 f"RotaryEmbedding: the scaling {kind!r} has "
-                f"{', '.join(sorted(given)) or 'no numbers'}, but takes "
+                f"{', '.join(sorted(settings)) or 'no numbers'}, but takes "
                 f"{', '.join(known) or 'none'}: "
                 + "; ".join(
                     f"{what} {', '.join(names)}"

@@ -429,8 +429,8 @@ class TextEncoder(Pretrained):
             for i, row in enumerate(some):
                 ids[i, : len(rows[row])], mask[i, : len(rows[row])] = rows[row], 1
             arrays = self._checked("embed", ids, mask, None)
-            found = self._encoded(*self._filled_up(arrays), mode, normalized)
-            result[some] = found.numpy()[: len(some)]
+            vectors = self._encoded(*self._filled_up(arrays), mode, normalized)
+            result[some] = vectors.numpy()[: len(some)]
         return result
 
     @property

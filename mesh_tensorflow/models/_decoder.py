@@ -275,9 +275,9 @@ class Decoder:
                 not self.rms and "norm" in self.names and "post_norm" in self.names
             ),
         }
-        found = [text for text, wrong in mistakes.items() if wrong]
-        if found:
-            raise ValueError(f"Decoder of {self.config.path}: {'; '.join(found)}")
+        reasons = [text for text, wrong in mistakes.items() if wrong]
+        if reasons:
+            raise ValueError(f"Decoder of {self.config.path}: {'; '.join(reasons)}")
 
     # -- the model
 

@@ -147,15 +147,15 @@ def _is_weight(value: object) -> bool:
 
 def _numbers(where: str, name: str, given: Any, is_right: Callable[[object], bool]) -> list[Any]:
     """Returns a list of an example, all of which are numbers of a kind."""
-    found = list(given) if isinstance(given, Iterable) else [given]
-    wrong = [x for x in found if not is_right(x)]
+    numbers = list(given) if isinstance(given, Iterable) else [given]
+    wrong = [x for x in numbers if not is_right(x)]
     if wrong or not isinstance(given, Iterable):
         kind = "ints" if name == "ids" else "finite numbers of 0 or more"
         raise ValueError(
             f"examples: {where} has {name} that are no list of {kind}, such as "
             f"{(wrong or [given])[0]!r}"
         )
-    return found
+    return numbers
 
 
 def _text(where: str, name: str, value: object) -> str:

@@ -60,19 +60,19 @@ def opened(options: argparse.Namespace, **further: Any) -> models.LanguageModel:
       ValueError: there is none, or it is an encoder.
     """
     place = {name: getattr(options, name) for name in ("mesh_shape", "layout", "zero", "zero_axis")}
-    given = {name: value for name, value in place.items() if value is not None}
+    arguments = {name: value for name, value in place.items() if value is not None}
     if options.ways is not None:
-        if given:
+        if arguments:
             raise ValueError(
-                f"--ways={options.ways} says what {', '.join('--' + n for n in given)} would; "
+                f"--ways={options.ways} says what {', '.join('--' + n for n in arguments)} would; "
                 "give one or the other"
             )
-        given = models.layouts.of(options.model, options.ways)
+        arguments = models.layouts.of(options.model, options.ways)
     model = models.from_pretrained(
         options.model,
         dtype=options.dtype,
         mesh_impl=options.mesh_impl,
-        **{"mesh_shape": "all:1", "layout": "", **given, **further},
+        **{"mesh_shape": "all:1", "layout": "", **arguments, **further},
     )
     if not isinstance(model, models.LanguageModel):
         raise ValueError(

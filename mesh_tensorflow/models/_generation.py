@@ -208,10 +208,10 @@ def eos_of(where: str, config: Mapping[str, Any], generation: Mapping[str, Any])
     file = next((file for file, fields in files.items() if fields.get(name) is not None), None)
     if file is None:
         return []
-    found = files[file][name]
-    ids = found if isinstance(found, list) else [found]
+    value = files[file][name]
+    ids = value if isinstance(value, list) else [value]
     if not all(is_whole(id_, _NO_ID) and id_ <= _LARGEST_ID for id_ in ids):
-        raise ValueError(f"{where}: {file} has {name}={found!r}, neither an id nor a list of ids")
+        raise ValueError(f"{where}: {file} has {name}={value!r}, neither an id nor a list of ids")
     return ids
 
 
@@ -252,8 +252,8 @@ class Listener:
           beams: ids, [rows, continuations, length].
           step: the number of the step.
         """
-        found = [[self._ends(ids[: step + 1]) for ids in of] for of in beams.tolist()]
-        return np.array(found, bool)
+        ended = [[self._ends(ids[: step + 1]) for ids in of] for of in beams.tolist()]
+        return np.array(ended, bool)
 
     def cut(self, ids: list[int]) -> list[int]:
         """Returns a continuation up to the id with which it ends."""
@@ -444,7 +444,7 @@ class Generator:
         listener: Optional[Listener],
     ) -> Iterator[_Inputs]:
         """Context with the inputs of a program, which knows a listener by a number within."""
-        ids, first, given = map(tf.constant, self._prompts(rows, max_new_tokens))
+        ids, first, lengths = map(tf.constant, self._prompts(rows, max_new_tokens))
         number = next(self._numbers)
         if listener is not None:
             self._listeners[number] = listener
@@ -452,7 +452,7 @@ class Generator:
             yield _Inputs(
                 ids,
                 first,
-                given,
+                lengths,
                 tf.constant(_padded(ends)),
                 tf.constant(max_new_tokens, tf.int32),  # also of a number of NumPy
                 _at_least(max(map(len, rows)) - 1, _FEWEST_GIVEN),  # rounded up as programs are
@@ -471,9 +471,9 @@ class Generator:
         self, rows: Sequence[Sequence[int]], max_new_tokens: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns the ids given in each row, the id fed before them, and their number."""
-        given = np.array([len(row) - 1 for row in rows], np.int32)
+        lengths = np.array([len(row) - 1 for row in rows], np.int32)
         # One program serves many lengths, as tracing takes longer than what they have too much.
-        length = _at_least(max(given) + max_new_tokens, _SHORTEST)
+        length = _at_least(max(lengths) + max_new_tokens, _SHORTEST)
         if self.most_positions is not None:
             length = min(length, self.most_positions)
         ids = np.zeros([len(rows), length], np.int32)
@@ -481,9 +481,9 @@ class Generator:
         for row, prompt in zip(ids, rows):
             row[: len(prompt) - 1] = prompt[1:]
         first = np.array([row[0] for row in rows], np.int32)
-        ids, first, given = (self._place.filled_up(a) for a in (ids, first, given))
-        given[len(rows) :] = length  # full, so that no one waits for what is left out again
-        return ids, first, given
+        ids, first, lengths = (self._place.filled_up(a) for a in (ids, first, lengths))
+        lengths[len(rows) :] = length  # full, so that no one waits for what is left out again
+        return ids, first, lengths
 
     def _lowered_samples(
         self, inputs: _Inputs, values: Mapping[str, tf.Tensor], top_k: int, seed: tf.Tensor
@@ -528,14 +528,14 @@ class Generator:
         # The room for new ids is a size of the program, how many are used is an input.
         new = _at_least(max_new_tokens, _SHORTEST)
         with self._inputs(rows, max_new_tokens, ends, listener) as inputs:
-            found, scores = self._searched(
+            beams, scores = self._searched(
                 inputs,
                 # A program without a penalty does not count ids.
                 None if penalty == 1 else tf.constant(penalty, tf.float32),
                 (search.num_beams, new, float(search.length_penalty), search.early_stopping),
             )
         n = search.num_return_sequences
-        kept = found.numpy()[: len(rows), :n, :max_new_tokens].tolist()
+        kept = beams.numpy()[: len(rows), :n, :max_new_tokens].tolist()
         cut = list if listener is None else listener.cut
         return [
             [(cut(_up_to(ends, beam)), score) for beam, score in zip(*both)]
@@ -561,7 +561,7 @@ class Generator:
         mesh = mtf.Mesh(mtf.Graph(), "mesh")
         partial = imported(mesh, inputs.ids, "batch", "length")
         new_shape = mtf.Shape([partial.shape.dims[0], ("beam", beams), ("new_length", new)])
-        found = self._model.beam_search(
+        best = self._model.beam_search(
             mtf.zeros(mesh, new_shape, tf.int32),
             imported(mesh, inputs.max_new_tokens),
             variable_dtype=self._variable_dtype,
@@ -575,7 +575,7 @@ class Generator:
             **inputs.prompts(mesh),
         )
         lowering = self._place.lower(mesh, inputs.ids.shape[0])
-        both, scores = (lowering.export_to_tf_tensor(x) for x in found)
+        both, scores = (lowering.export_to_tf_tensor(x) for x in best)
         return both, scores
 
     def log_probs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -584,11 +584,11 @@ class Generator:
         Args:
           rows: ids.
         """
-        ids, first, given = self._prompts(rows, 0)
+        ids, first, lengths = self._prompts(rows, 0)
         # Each position is fed the id before it.
         fed = np.concatenate([first[:, None], ids[:, :-1]], 1)
-        found = self._scored(tf.constant(fed), tf.constant(ids)).numpy()
-        return [row[:n].tolist() for row, n in zip(found[: len(rows)], given)]
+        log_probs = self._scored(tf.constant(fed), tf.constant(ids)).numpy()
+        return [row[:n].tolist() for row, n in zip(log_probs[: len(rows)], lengths)]
 
     def _lowered_log_probs(self, fed: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
         mesh = mtf.Mesh(mtf.Graph(), "mesh")

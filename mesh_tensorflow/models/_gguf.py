@@ -196,9 +196,9 @@ class GgufFile:
         # By the table itself: the number is not among the metadata of many files.
         if embedding in self._stored:
             config["vocab_size"] = self._sizes(embedding)[0]
-        found = {ours: field(theirs) for ours, theirs in known.fields.items()}
-        found |= {name: fields.get(f"tokenizer.ggml.{name}") for name in _IDS}
-        config |= {name: value for name, value in found.items() if value is not None}
+        fields_of_file = {ours: field(theirs) for ours, theirs in known.fields.items()}
+        fields_of_file |= {name: fields.get(f"tokenizer.ggml.{name}") for name in _IDS}
+        config |= {name: value for name, value in fields_of_file.items() if value is not None}
         if not config.get("sliding_window"):
             config.pop("sliding_window", None)  # 0 for none
         channels, heads = known.sizes
@@ -250,16 +250,16 @@ class GgufFile:
         largest = config.get("num_hidden_layers") == _LARGEST[self._architecture]
         scalar = size if largest else config.get("head_dim", size)
         # Metadata have what queries are multiplied by, scalar ** -0.5.
-        found: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "query_pre_attn_scalar": scalar if scale is None else round(scale**-2)
         }
         pattern = field("attention.sliding_window_pattern")
         if isinstance(pattern, list):
             kinds = ("full_attention", "sliding_attention")
-            found["layer_types"] = [kinds[bool(window)] for window in pattern]
+            fields["layer_types"] = [kinds[bool(window)] for window in pattern]
         elif pattern is not None:
-            found["sliding_window_pattern"] = pattern
-        return found
+            fields["sliding_window_pattern"] = pattern
+        return fields
 
     def _scaling(self, field: Any, config: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the scaling of rotary positions, in the field of config.json; none for none."""

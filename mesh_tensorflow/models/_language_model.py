@@ -173,24 +173,26 @@ class LanguageModel(Pretrained):
             self._place.check_can_listen("generate")
         listener = Listener(len(each), ends.texts, self.tokenizer) if ends.texts else None
         # Of each prompt its continuations, ids with the score of a search.
-        found: list[Any]
+        continuations: list[Any]
         if num_beams > 1:
-            found = self._generator.search(rows, search, sampling, ends.ids, listener)
+            continuations = self._generator.search(rows, search, sampling, ends.ids, listener)
         else:
             drawn = self._generator.sample(each, sampling, ends.ids, listener)
-            found = [[(ids, None) for ids in drawn[i : i + n]] for i in range(0, len(drawn), n)]
+            continuations = [
+                [(ids, None) for ids in drawn[i : i + n]] for i in range(0, len(drawn), n)
+            ]
         results: list[list[Any]] = [
             [
                 self.tokenizer.decode(ids) if self.tokenizer and _is_text(prompt) else ids
                 for ids, _ in of
             ]
-            for of, prompt in zip(found, prompts)
+            for of, prompt in zip(continuations, prompts)
         ]
         if details:
             # Computed again: what ids were drawn from had a temperature, or was cut.
-            wholes = [[*row, *ids] for row, of in zip(rows, found) for ids, _ in of]
+            wholes = [[*row, *ids] for row, of in zip(rows, continuations) for ids, _ in of]
             log_probs = iter(self._generator.log_probs(wholes))
-            for row, of, made in zip(rows, found, results):
+            for row, of, made in zip(rows, continuations, results):
                 for i, (ids, score) in enumerate(of):
                     text = made[i] if isinstance(made[i], str) else None
                     made[i] = Generated(ids, text, next(log_probs)[len(row) - 1 :], score)
@@ -528,8 +530,12 @@ def coefficient_of(config: Mapping[str, Any], balance: Optional[float]) -> float
                 "balances experts is multiplied"
             )
         return balance
-    given = config.get("router_aux_loss_coef")
-    return (_BALANCE if given is None else given) if config.get("output_router_logits") else 0.0
+    coefficient = config.get("router_aux_loss_coef")
+    return (
+        (_BALANCE if coefficient is None else coefficient)
+        if config.get("output_router_logits")
+        else 0.0
+    )
 
 
 def balance_loss(routings: Sequence[moe.Routing]) -> mtf.Tensor:

@@ -113,22 +113,22 @@ class Lora:
                 f"lora={text!r} is no list of parts with a rank, such as 'q,v:8', and perhaps "
                 "alpha above 0, as in 'q,v:8:16'"
             )
-        parts, rank = match[1].split(","), int(match[2])
+        targets, rank = match[1].split(","), int(match[2])
         if rank > _MOST:
             raise ValueError(
                 f"lora={text!r} has rank {rank}, and no kernel needs more than {_MOST}"
             )
         known = {part for weight in form.weights if (part := _part_of(weight))}
-        if parts == ["all"]:
+        if targets == ["all"]:
             # The logits are not among the layers, and a large vocabulary would make theirs large.
-            parts = sorted(known - {"logits"})
-        unknown = [part for part in parts if part not in known]
+            targets = sorted(known - {"logits"})
+        unknown = [part for part in targets if part not in known]
         if unknown:
             raise ValueError(
                 f"lora={text!r}: the model has no {', '.join(unknown)}; it has "
                 f"{', '.join(sorted(known))}"
             )
-        inputs = {w.ours: _inputs(w) for w in form.weights if _part_of(w) in parts}
+        inputs = {w.ours: _inputs(w) for w in form.weights if _part_of(w) in targets}
         return cls(rank, float(match[3] or 2 * rank), inputs)
 
     @property

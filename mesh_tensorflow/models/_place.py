@@ -112,8 +112,8 @@ class SessionStore:
             ]
 
             def program(*tensors: tf.Tensor) -> Any:
-                given = iter(tensors)
-                filled = [next(given) if tf.is_tensor(x) else x for x in tf.nest.flatten(args)]
+                remaining = iter(tensors)
+                filled = [next(remaining) if tf.is_tensor(x) else x for x in tf.nest.flatten(args)]
                 return fn(*tf.nest.pack_sequence_as(args, filled))
 
             results = collecting(lambda: placing.run(program, fed))()
@@ -217,8 +217,8 @@ class Place:
 
         def call(*args: Any) -> Any:
             # A process has parts of an array alone; asked for in all of them, it has all of it.
-            found = compiled(*args)
-            return tf.nest.map_structure(lambda x: tf.constant(pjrt().gathered(x)), found)
+            outputs = compiled(*args)
+            return tf.nest.map_structure(lambda x: tf.constant(pjrt().gathered(x)), outputs)
 
         return call
 
@@ -259,8 +259,8 @@ class Place:
         Args:
           rows: an array, [batch, ...].
         """
-        parts = self._for(len(rows))._parts("batch")
-        return np.concatenate([rows, *[rows[-1:]] * (-len(rows) % parts)])
+        num_parts = self._for(len(rows))._parts("batch")
+        return np.concatenate([rows, *[rows[-1:]] * (-len(rows) % num_parts)])
 
     def _for(self, rows: int) -> Place:
         """Returns the place of a program of so many rows: a single one is not split.
@@ -305,24 +305,25 @@ class Place:
         Raises:
           ValueError: a number is none, does not fit the layout, or is of no pipeline.
         """
-        parts = self._parts("stages")
-        stages = parts if num_stages is None else num_stages
+        num_parts = self._parts("stages")
+        stages = num_parts if num_stages is None else num_stages
         # With fewer of them than stages, a processor would have nothing to do at any moment.
         microbatches = stages if num_microbatches is None else num_microbatches
-        found = {
+        arguments = {
             "num_stages": stages,
             "num_microbatches": microbatches,
             "num_repeats": num_repeats,
         }
-        for name, value in found.items():
+        for name, value in arguments.items():
             check_whole(what, name, value)
-        if stages % parts:
+        if stages % num_parts:
             raise ValueError(
-                f"{what}: num_stages={stages} is no multiple of the {parts} processors that the "
-                f"layout splits stages over; give a multiple, or leave num_stages out for {parts}"
+                f"{what}: num_stages={stages} is no multiple of the {num_parts} processors that "
+                "the layout splits stages over; give a multiple, or leave num_stages out for "
+                f"{num_parts}"
             )
         if stages > 1:
-            return found
+            return arguments
         if microbatches > 1 or num_repeats > 1:
             raise ValueError(
                 f"{what}: num_microbatches and num_repeats are of a pipeline, which has no stages; "

@@ -320,8 +320,8 @@ def _named_tokens(path: str, settings: Mapping[str, Any]) -> dict[str, str]:
     # Since release 4.34 of transformers the former has all, and the latter is not read.
     if "added_tokens_decoder" not in settings and os.path.isfile(file):
         tokens |= read_json(file)
-    found = {name: _content(token) for name, token in tokens.items()}
-    return {name: found[name] for name in _NAMED if isinstance(found.get(name), str)}
+    texts = {name: _content(token) for name, token in tokens.items()}
+    return {name: texts[name] for name in _NAMED if isinstance(texts.get(name), str)}
 
 
 def _content(token: Any) -> Any:
@@ -389,9 +389,9 @@ def of_gguf(metadata: Mapping[str, Any]) -> Optional[Tokenizer]:
         made.normalizer = normalizers.NFC()
     types = metadata.get("ggml.token_type", [])
     for kind, special in ((_CONTROL, True), (_WHOLE, False)):
-        found = [token for token, t in zip(tokens, types) if t == kind]
+        tokens_of_kind = [token for token, t in zip(tokens, types) if t == kind]
         made.add_tokens(
-            [tokenizers.AddedToken(t, special=special, normalized=False) for t in found]
+            [tokenizers.AddedToken(t, special=special, normalized=False) for t in tokens_of_kind]
         )
     ids = {name: metadata.get(f"ggml.{name}_id") for name in _BEGIN_AND_END}
     named = {name: tokens[i] for name, i in ids.items() if i is not None}

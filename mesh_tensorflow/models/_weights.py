@@ -130,8 +130,10 @@ class Weights(Mapping[str, np.ndarray]):
             # Parts of the same tensor follow each other.
             if tensor not in last:
                 last.clear()
-                found = self._folder
-                last[tensor] = found.mapped(tensor) if isinstance(found, Folder) else found[tensor]
+                folder = self._folder
+                last[tensor] = (
+                    folder.mapped(tensor) if isinstance(folder, Folder) else folder[tensor]
+                )
             return last[tensor][index]
 
         return lambda index: _part(weight, read, sizes, index)
@@ -232,7 +234,7 @@ def _axes(weight: Weight, sizes: Mapping[str, int]) -> list[_Axis]:
     def size_of(names: str) -> int:
         return math.prod(sizes[name] for name in names.split("*"))
 
-    found = []
+    axes = []
     texts = weight.stored.split()
     # The index of an expert is in the tensor's name, and no axis of it.
     for text in texts[1:] if _is_numbered(weight) else texts:
@@ -242,14 +244,14 @@ def _axes(weight: Weight, sizes: Mapping[str, int]) -> list[_Axis]:
         if inside:
             # "heads*[q|k|v]" is reshaped to [heads, q + k + v], whose last dimension is cut.
             texts = inside.rstrip("]").split("|")
-            parts = [size_of(part) for part in texts]
-            begin = sum(parts[: weight.part])
+            widths = [size_of(part) for part in texts]
+            begin = sum(widths[: weight.part])
             axis.dims.extend(texts[weight.part].split("*"))
-            axis.sizes.append(sum(parts))
-            axis.own.append(slice(begin, begin + parts[weight.part]))
+            axis.sizes.append(sum(widths))
+            axis.own.append(slice(begin, begin + widths[weight.part]))
             axis = axis._replace(begin=begin)
-        found.append(axis)
-    return found
+        axes.append(axis)
+    return axes
 
 
 def shape_of(weight: Weight, sizes: Mapping[str, int]) -> list[int]:
@@ -395,15 +397,15 @@ def tensors_of(
       values: arrays in the dimensions of the variables, by the names of these.
       sizes: the sizes of dimensions.
     """
-    found: dict[str, np.ndarray] = {}
+    tensors: dict[str, np.ndarray] = {}
     for weight in weights:
         value, ours = values[weight.ours], weight.dims.split()
         whole = value.transpose([ours.index(d) for d in _dims(weight, sizes)])
         names = names_of(weight, sizes)
         for name, one in zip(names, whole if _is_numbered(weight) else [whole]):
             # The first of the weights that share a tensor makes it; each fills its own part.
-            if name not in found:
-                found[name] = np.empty(shape_of(weight, sizes), value.dtype)
-            own = _own(weight, found[name], sizes)
+            if name not in tensors:
+                tensors[name] = np.empty(shape_of(weight, sizes), value.dtype)
+            own = _own(weight, tensors[name], sizes)
             own[...] = one.reshape(own.shape)
-    return found
+    return tensors

@@ -108,7 +108,7 @@ def of(model: Model, ways: str) -> dict[str, Union[str, int]]:
             uneven = UNEVEN if size % processors else ""
             # Several ways may split the batch: then over all of their processors.
             rules[d] = f"{rules[d]}{JOIN}{name}" if d in rules else name + uneven
-    found: dict[str, Union[str, int]] = {
+    arguments: dict[str, Union[str, int]] = {
         "mesh_shape": ",".join(f"{name}:{size}" for name, size in mesh.items()),
         "layout": ",".join(f"{d}:{name}" for d, name in rules.items()),
     }
@@ -116,8 +116,8 @@ def of(model: Model, ways: str) -> dict[str, Union[str, int]]:
     if len(zero) > 1:
         raise ValueError(f"layouts.of: {' and '.join(zero)} are two stages of ZeRO; take one")
     if zero:
-        found |= {"zero": WAYS[zero[0]].zero, "zero_axis": zero[0]}
-    return found
+        arguments |= {"zero": WAYS[zero[0]].zero, "zero_axis": zero[0]}
+    return arguments
 
 
 def plan(
@@ -217,10 +217,10 @@ def _step(form: Form, choice: Choice, batch: int, length: int) -> Program:
             _, loss = made.call_simple(inputs, ids, compute_loss=True, mode="train")
         return loss
 
-    found = accumulate_gradients(loss_of, ids, rows.dims[0], choice.microbatches)
+    accumulated = accumulate_gradients(loss_of, ids, rows.dims[0], choice.microbatches)
     # Any rate: what a step takes does not depend on it.
-    updates = AdamWOptimizer(1e-4).apply_grads(found.grads, found.variables)
-    return Program(mesh.graph, mesh, [found.loss], updates)
+    updates = AdamWOptimizer(1e-4).apply_grads(accumulated.grads, accumulated.variables)
+    return Program(mesh.graph, mesh, [accumulated.loss], updates)
 
 
 def _parsed(ways: str) -> dict[str, int]:

@@ -249,12 +249,12 @@ def _try(update: Update, slots: Mapping[str, float], name: str, counts_steps: bo
     # All above 0, as a rule may take the root of a slot that is a mean of squares.
     arrays = [random.uniform(0.1, 1.0, [4, 6]).astype(np.float32) for _ in range(2 + len(slots))]
     # A part of rows, and one of rows and columns: a reduction over either axis is noticed.
-    parts = [(slice(0, 4), slice(0, 6)), (slice(0, 1), slice(0, 6)), (slice(1, 3), slice(2, 3))]
+    indices = [(slice(0, 4), slice(0, 6)), (slice(0, 1), slice(0, 6)), (slice(1, 3), slice(2, 3))]
     # In a graph of its own, so that nothing of the trial stays in that of the program.
     with tf.Graph().as_default(), tf.Session() as session:
         step = tf.constant(3.0) if counts_steps else None
         results = []
-        for part in parts:
+        for part in indices:
             grad, value, *rest = (tf.constant(array[part]) for array in arrays)
             change, new = update(grad, dict(zip(slots, rest)), value, tf.constant(0.1), step)
             if not isinstance(new, Mapping) or set(new) != set(slots):
@@ -266,7 +266,7 @@ def _try(update: Update, slots: Mapping[str, float], name: str, counts_steps: bo
             results.append([tf.convert_to_tensor(x) for x in (change, *(new[s] for s in slots))])
         whole, *others = session.run(results)
     labels = ["change", *(f"slot {s!r}" for s in slots)]
-    for part, of_part in zip(parts[1:], others):
+    for part, of_part in zip(indices[1:], others):
         for label, one, other in zip(labels, whole, of_part):
             # NaN equals NaN: a rule may be undefined for these numbers, if it is so in each part.
             right = one.shape == arrays[0].shape and np.allclose(

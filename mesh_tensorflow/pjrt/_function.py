@@ -473,8 +473,8 @@ class CompiledFunction:
         program, arrays = self.program(args, named)
         placed = iter(_placed(arrays, program.trace.arguments))
         leaves, structure = jax.tree_util.tree_flatten((args, named))
-        given = [next(placed) if _is_array(leaf) else leaf for leaf in leaves]
-        return jax.tree_util.tree_unflatten(structure, given)
+        arguments = [next(placed) if _is_array(leaf) else leaf for leaf in leaves]
+        return jax.tree_util.tree_unflatten(structure, arguments)
 
     def lower(self, *args: object, **named: object) -> Lowered:
         """Returns the program for such arguments, before it is compiled; nothing is computed.
@@ -513,8 +513,8 @@ class CompiledFunction:
     def _trace(self, fn: Callable[..., Any], leaves: Sequence[Any], structure: Any) -> Trace:
         def program(tensors: Sequence[tf.Tensor]) -> Any:
             remaining = iter(tensors)
-            given = [next(remaining) if _is_array(leaf) else leaf for leaf in leaves]
-            args, named = jax.tree_util.tree_unflatten(structure, given)
+            arguments = [next(remaining) if _is_array(leaf) else leaf for leaf in leaves]
+            args, named = jax.tree_util.tree_unflatten(structure, arguments)
             return fn(*args, **named)
 
         specs = [

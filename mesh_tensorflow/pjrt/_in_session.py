@@ -271,8 +271,8 @@ class _Updates:
                 )
 
     def _is_variable(self, x: tf.Tensor) -> bool:
-        given = self._outer.get(x.ref())
-        return given is not None and given.op.type == "VarHandleOp"
+        outer = self._outer.get(x.ref())
+        return outer is not None and outer.op.type == "VarHandleOp"
 
     def read_after(self, y: tf.Tensor) -> Optional[tf.Tensor]:
         """Returns the outer handle if a tensor is the value of a variable after an update."""
@@ -297,12 +297,12 @@ class _Updates:
         """Returns, in the graph of the function, what an operation reads that `follows` some."""
         handle, value = read.inputs[0], read.outputs[0]
         with handle.graph.as_default():
-            found = tf.raw_ops.ReadVariableOp(resource=handle, dtype=value.dtype)
-            found.set_shape(value.shape)
+            current = tf.raw_ops.ReadVariableOp(resource=handle, dtype=value.dtype)
+            current.set_shape(value.shape)
             for name, op in self._operations.items():
                 if op.inputs[0] is handle and self._places[name] < self._places[read.name]:
-                    found = _AFTER[op.type](found, op.inputs[1])
-            return tf.identity(found)  # an argument that was assigned is no operation
+                    current = _AFTER[op.type](current, op.inputs[1])
+            return tf.identity(current)  # an argument that was assigned is no operation
 
 
 def _reached(

@@ -530,8 +530,8 @@ class ArrayStore(VariableStore):
                     self._arrays[name] = array
                 tracked = _in_file(path, self._known.saved.tracked)
                 with reading(path) as reader:  # by a session, in which nothing eager is assigned
-                    found = [(v, reader.read(name, "", v.dtype)) for name, v in tracked.items()]
-                for v, value in found:
+                    restored = [(v, reader.read(name, "", v.dtype)) for name, v in tracked.items()]
+                for v, value in restored:
                     v.assign(value)
             self._checkpoint = path
             self._names_there = {name for name, _ in tf.train.list_variables(path)}

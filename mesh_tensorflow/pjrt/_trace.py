@@ -340,8 +340,8 @@ def imported(
     whole, functions = _with_own_functions(graph_def)
 
     def function(*values: Any) -> list[tf.Tensor]:
-        given = zip(feeds, values)
-        inputs = {name: tf.convert_to_tensor(value) for name, value in given if name in used}
+        fed = zip(feeds, values)
+        inputs = {name: tf.convert_to_tensor(value) for name, value in fed if name in used}
         return tf.import_graph_def(whole, inputs, list(fetches), name="program")
 
     for name in functions:

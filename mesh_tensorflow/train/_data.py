@@ -305,10 +305,10 @@ class Source:
 
     def _whole(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yields batches of all rows; leaves out smaller ones, as the last of an epoch may be."""
-        found = 0
+        count = 0
         for batch in batches:
             if self.features.shapes is None or len(batch[0]) == self._size:
-                found += 1
+                count += 1
                 yield batch
                 continue
             sizes = (
@@ -317,12 +317,12 @@ class Source:
             )
             if len(batch[0]) > self._size:
                 raise ValueError(
-                    sizes.format(f"batch {found} of the data")
+                    sizes.format(f"batch {count} of the data")
                     + "Change dims or the data: what is above it would be lost"
                 )
             # After a whole batch, a smaller one is the end of an epoch. Before one, all may be too
             # small, and data that are read again and again would never give any.
-            if not found:
+            if not count:
                 raise ValueError(
                     sizes.format("the first batch of the data")
                     + "Smaller batches are left out, as the last of an epoch may be: change dims, "
@@ -419,9 +419,9 @@ class Iterated(Source):
         self._dtypes: list[Any] = []
         if isinstance(items, list) and items:
             columns = zip(*(self._arrays(item) for item in items))
-            found = [np.result_type(*{a.dtype for a in column}) for column in columns]
+            dtypes = [np.result_type(*{a.dtype for a in column}) for column in columns]
             # Numbers of Python are float64 in NumPy, which models hardly mean.
-            self._dtypes = [np.dtype(np.float32) if d == np.float64 else d for d in found]
+            self._dtypes = [np.dtype(np.float32) if d == np.float64 else d for d in dtypes]
 
     def _batches(self, items: Iterator[Any], partial: bool) -> Iterator[Batch]:
         arrays: Iterator[Batch] = (self._typed(self._arrays(item)) for item in items)

@@ -762,8 +762,8 @@ class StepEngine(Engine):
 
 def _traced(fn: Callable[..., Any]) -> Any:
     """Returns the tf.function of a function; None if it is eager code."""
-    found = getattr(fn, "tf_function", fn)
-    return found if hasattr(found, "get_concrete_function") else None
+    traced = getattr(fn, "tf_function", fn)
+    return traced if hasattr(traced, "get_concrete_function") else None
 
 
 def _makes_variables(fn: Callable[..., Any]) -> bool:

@@ -587,8 +587,8 @@ def _fault_told(last: Optional[Found]) -> Iterator[None]:
 
 def _run_in_chief(loop: Loop, resume: Resume, initial: Optional[Initial]) -> Result:
     """Runs on devices of JAX: in the first process, whose result the others get."""
-    found = pjrt().run_in_chief(lambda: _run(loop, resume, initial), packed)
-    return found if isinstance(found, Result) else unpacked(*found)
+    result = pjrt().run_in_chief(lambda: _run(loop, resume, initial), packed)
+    return result if isinstance(result, Result) else unpacked(*result)
 
 
 def _run(loop: Loop, resume: Resume, initial: Optional[Initial]) -> Result:

@@ -67,8 +67,8 @@ class Result:
         values = [f"{n}={v:.4g}" for n, v in self.final.items() if n != "step"]
         stopped = [f"stopped={self.stopped!r}"] if self.stopped else []
         best = [f"best={self.best!r}"] if self.best else []
-        parts = [f"step={self.step}", *values, f"checkpoint={self.checkpoint!r}", *best, *stopped]
-        return f"Result({', '.join(parts)})"
+        fields = [f"step={self.step}", *values, f"checkpoint={self.checkpoint!r}", *best, *stopped]
+        return f"Result({', '.join(fields)})"
 
 
 def packed(result: Result) -> tuple[dict[str, Any], list[np.ndarray]]:

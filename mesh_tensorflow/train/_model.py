@@ -141,8 +141,8 @@ def check_names(named: Mapping[Any, Any]) -> None:
 def _output(name: str, value: Any, batch_dim: Optional[mtf.Dimension]) -> Output:
     if isinstance(value, Metric):
         return Output(value.total, value.weight, value.after)
-    parts = list(value) if isinstance(value, (tuple, list)) else [value]
-    if not 1 <= len(parts) <= 2 or not all(isinstance(part, mtf.Tensor) for part in parts):
+    outputs = list(value) if isinstance(value, (tuple, list)) else [value]
+    if not 1 <= len(outputs) <= 2 or not all(isinstance(part, mtf.Tensor) for part in outputs):
         raise ValueError(
             f"fit: the model function should return mtf Tensors, but {name} is {value!r}. A loss "
             "or metric is a scalar, a Tensor with the batch dimension, a pair (sum, weight), or "
@@ -150,10 +150,10 @@ def _output(name: str, value: Any, batch_dim: Optional[mtf.Dimension]) -> Output
         )
     # A sum and its weight are of the whole batch, and have no dimensions.
     pair = ""
-    if len(parts) == 2:
+    if len(outputs) == 2:
         pair = ". A pair is (sum, weight), two scalars; metrics are in a dictionary, with 'loss'"
-    allowed = [[]] if len(parts) == 2 or batch_dim is None else [[], [batch_dim]]
-    for part in parts:
+    allowed = [[]] if len(outputs) == 2 or batch_dim is None else [[], [batch_dim]]
+    for part in outputs:
         if part.shape.dims not in allowed:
             also = "" if batch_dim is None else f", or one value for each {batch_dim.name}"
             raise ValueError(
@@ -161,7 +161,7 @@ def _output(name: str, value: Any, batch_dim: Optional[mtf.Dimension]) -> Output
                 f"but a loss or metric is a scalar{also}. Take mtf.reduce_mean of it"
                 f"{pair}"
             )
-    return Output(*parts)
+    return Output(*outputs)
 
 
 Afters = Mapping[str, Optional[Callable[[float], float]]]
@@ -428,9 +428,9 @@ class Model:
 def _free_name(name: str, taken: Collection[str]) -> str:
     """Returns the name of a summary in records, with a number if a metric has it."""
     number = 0
-    while (found := f"{name}_{number}" if number else name) in {*taken, "step", "learning_rate"}:
+    while (free := f"{name}_{number}" if number else name) in {*taken, "step", "learning_rate"}:
         number += 1
-    return found
+    return free
 
 
 def _average_of(

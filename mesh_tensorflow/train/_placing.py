@@ -216,28 +216,29 @@ def find_cluster(simd: bool, size: int) -> Optional[Cluster]:
       ValueError: the mesh can't be run in so many processes.
     """
     check_described(os.environ)
-    found = processes()
-    if found.count == 1:
+    running = processes()
+    if running.count == 1:
         return None
     if not simd:
         raise ValueError(
-            f"fit: there are {found.count} processes. Each computes for its own processors with "
+            f"fit: there are {running.count} processes. Each computes for its own processors with "
             "fit(simd=True); for a mesh of devices that one process drives, train within "
             "estimator.run_cluster"
         )
-    if size % found.count:
+    if size % running.count:
         raise ValueError(
-            f"fit: the mesh has {size} processors, which {found.count} processes can't share "
+            f"fit: the mesh has {size} processors, which {running.count} processes can't share "
             "equally. Make the size of the mesh a multiple of the number of processes"
         )
-    per_process = size // found.count
+    per_process = size // running.count
     # One server for all runs, as its address is taken, and its number of devices fixed.
     if not _found:
-        _found.append(Cluster(found, per_process))
+        _found.append(Cluster(running, per_process))
     if _found[0].per_process != per_process:
         raise ValueError(
-            f"fit: the processes were started for meshes of {_found[0].per_process * found.count} "
-            f"processors, and this one has {size}. Use meshes of one size in a program"
+            "fit: the processes were started for meshes of "
+            f"{_found[0].per_process * running.count} processors, and this one has {size}. Use "
+            "meshes of one size in a program"
         )
     return _found[0]
 

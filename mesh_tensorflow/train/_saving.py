@@ -325,8 +325,8 @@ def _step_of(path: str) -> int:
             "begin with its weights, name it by init_checkpoint"
         )
     # Not by TensorFlow's reader in Python, which may abort the process on damaged slices.
-    with reading(path) as found:
-        return int(found.read(_STEP, "", reader.get_variable_to_dtype_map()[_STEP]))
+    with reading(path) as values:
+        return int(values.read(_STEP, "", reader.get_variable_to_dtype_map()[_STEP]))
 
 
 def damaged(path: str, fault: str) -> CheckpointError:

@@ -113,13 +113,13 @@ class AdaptiveSoftmaxVocabEmbedding:
             return hidden
         head = self._log_probs(self._head, hidden)
         size, dim_name = self._head.size, head.shape.dims[-1].name  # which can be sliced
-        parts = [mtf.slice(head, 0, size, dim_name)]
+        logits_of_clusters = [mtf.slice(head, 0, size, dim_name)]
         for i, tail in enumerate(self._tails):
             entry = mtf.slice(head, size + i, 1, dim_name)
             entry = mtf.reshape(entry, hidden.shape - self._output_dim)
             # log p(id) = log p(cluster) + log p(id | cluster).
-            parts.append(self._log_probs(tail, hidden) + entry)
-        return vocab_embeddings.join_clusters(parts, self._vocab_dim)
+            logits_of_clusters.append(self._log_probs(tail, hidden) + entry)
+        return vocab_embeddings.join_clusters(logits_of_clusters, self._vocab_dim)
 
     def compute_loss(
         self, decoder: Unitransformer, hidden: mtf.Tensor, targets: mtf.Tensor, context: Context

@@ -62,8 +62,8 @@ def read_checkpoint(path: str) -> dict[str, np.ndarray]:
     Raises:
       ValueError: there is no checkpoint, or it is damaged.
     """
-    with _found(path) as found:
-        reader = checkpoint_files.open_reader(found)
+    with _found(path) as checkpoint:
+        reader = checkpoint_files.open_reader(checkpoint)
         names = sorted(weights_of(reader.get_variable_to_shape_map()))
         return {name: reader.get_tensor(name) for name in names}
 
@@ -71,11 +71,11 @@ def read_checkpoint(path: str) -> dict[str, np.ndarray]:
 @contextlib.contextmanager
 def _found(path: str) -> Iterator[str]:
     """Context that yields the checkpoint of a path; errors of reading say that it is damaged."""
-    found = checkpoint_files.find(path, "convert")
+    checkpoint = checkpoint_files.find(path, "convert")
     try:
-        yield found
+        yield checkpoint
     except (tf.errors.OpError, IndexError, RuntimeError, ValueError) as error:
-        raise ValueError(f"the checkpoint {found} is damaged: {error}") from error
+        raise ValueError(f"the checkpoint {checkpoint} is damaged: {error}") from error
 
 
 def _check_weights(arrays: Arrays, file: str) -> None:
@@ -128,11 +128,11 @@ def write_checkpoint(variables: Arrays, directory: str, step: int = 0) -> str:
     if tf.io.gfile.exists(f"{prefix}.index"):
         raise ValueError(f"{prefix} exists already; choose another directory or step")
     arrays = {**variables, "global_step": np.int64(step)}
-    parts = [checkpoint_files.Shard(name, "", np.asarray(a)) for name, a in arrays.items()]
+    shards = [checkpoint_files.Shard(name, "", np.asarray(a)) for name, a in arrays.items()]
     name = os.path.basename(prefix)
     # Readers find a checkpoint by its index, which comes last.
     with written_whole(directory, last=f"{name}.index") as folder:
-        checkpoint_files.write_parts(os.path.join(folder, name), parts)
+        checkpoint_files.write_parts(os.path.join(folder, name), shards)
     # Those of a training stay in the list, or it would not go on to remove the oldest of them.
     checkpoint_files.record(prefix, keep=sys.maxsize)
     return prefix
@@ -153,8 +153,8 @@ def read_huggingface(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
       ImportError: safetensors is not installed.
       ValueError: there are no such files, or one is damaged.
     """
-    found = Folder(path)
-    return {name: found[name] for name in found}, found.config
+    folder = Folder(path)
+    return {name: folder[name] for name in folder}, folder.config
 
 
 # -- names and arrangements
@@ -506,11 +506,11 @@ def from_huggingface(
       ValueError: a file is damaged, this is not a T5 model, a weight is of integers or not finite,
         or the checkpoint already exists.
     """
-    found = Folder(path)
-    tensors, config = {name: found[name] for name in found}, found.config
+    folder = Folder(path)
+    tensors, config = {name: folder[name] for name in folder}, folder.config
     # By file, so that the error names the one to get anew.
     for name, array in tensors.items():
-        _check_weights({name: array}, found.file_of(name))
+        _check_weights({name: array}, folder.file_of(name))
     if tied is None:
         # The newer field comes first; configurations of earlier releases have the other one alone.
         tied = config.get("scale_decoder_outputs", config.get("tie_word_embeddings"))
@@ -548,8 +548,8 @@ def with_draft(checkpoint: str, draft: str, directory: str) -> str:
         )
     # The scope in which decoding makes the variables of a draft.
     small = {f"draft/{name}": value for name, value in read_checkpoint(draft).items()}
-    with _found(checkpoint) as found:
-        step = load_global_step(found)
+    with _found(checkpoint) as whole:
+        step = load_global_step(whole)
     return write_checkpoint({**variables, **small}, directory, step)
 
 

@@ -64,8 +64,8 @@ def checked_int32(name: str, key: str, ids: tf.Tensor, where: Sequence[Any] = ()
     # A cast wraps large ids around, so these differ from what they were.
     differs = tf.not_equal(tf.cast(narrow, ids.dtype), ids)
     text = f"{name}: feature {key} has an id that is no int32, as models need:"
-    found = tf.boolean_mask(ids, differs)[:1]
-    return _asserted(narrow, tf.logical_not(tf.reduce_any(differs)), [text, found, *where])
+    first_wrong = tf.boolean_mask(ids, differs)[:1]
+    return _asserted(narrow, tf.logical_not(tf.reduce_any(differs)), [text, first_wrong, *where])
 
 
 def _asserted(x: tf.Tensor, holds: tf.Tensor, message: Sequence[Any]) -> tf.Tensor:
@@ -890,8 +890,10 @@ def _tfrecord_dataset(
 
     def parse(file: tf.Tensor, record: tf.Tensor) -> dict[str, tf.Tensor]:
         # Of any length, none included: records of several kinds may be in one file.
-        found = tf.io.parse_single_example(record, {k: tf.io.VarLenFeature(tf.int64) for k in keys})
-        ids = {k: v.values for k, v in found.items()}
+        features = tf.io.parse_single_example(
+            record, {k: tf.io.VarLenFeature(tf.int64) for k in keys}
+        )
+        ids = {k: v.values for k, v in features.items()}
         return _shifted(ids, vocab_shift, not eos_included, vocabulary, file)
 
     dataset = mapped(dataset, parse)

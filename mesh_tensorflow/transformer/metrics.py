@@ -129,12 +129,12 @@ def f1(targets: Targets, predictions: Sequence[str], normalize: bool = False) ->
     """
 
     def shared(target: str, prediction: str) -> float:
-        known, found = target.split(), prediction.split()
-        if not known and not found:
+        known, predicted = target.split(), prediction.split()
+        if not known and not predicted:
             return 1.0
-        same = collections.Counter(known) & collections.Counter(found)
+        same = collections.Counter(known) & collections.Counter(predicted)
         # 2 * precision * recall / (precision + recall)
-        return 2 * same.total() / (len(known) + len(found))
+        return 2 * same.total() / (len(known) + len(predicted))
 
     return {"f1": _best("f1", shared, targets, predictions, normalize)}
 

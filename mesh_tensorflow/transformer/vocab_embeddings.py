@@ -338,8 +338,10 @@ class AdaptiveVocabEmbedding:
         del context
         # Of the hidden vectors and not of the logits, which are many more numbers.
         hidden = _scaled(hidden, self._output_dim)
-        parts = [whole_cluster(c.table.logits(hidden), self._vocab_dim) for c in self._clusters]
-        return join_clusters(parts, self._vocab_dim)
+        logits_of_clusters = [
+            whole_cluster(c.table.logits(hidden), self._vocab_dim) for c in self._clusters
+        ]
+        return join_clusters(logits_of_clusters, self._vocab_dim)
 
 
 class _TableWithContexts:
@@ -583,6 +585,6 @@ class Mixtape(_TableWithContexts):
         # A tree of decisions: the parts f s, f (1 - s), (1 - f) t and (1 - f) (1 - t) sum to 1.
         first, second, third = mtf.unstack(mtf.sigmoid(activations), self._pre_gates_dim)
         left, right = first * second, (1.0 - first) * third
-        parts = [left, first - left, right, (1.0 - first) - right]
+        products = [left, first - left, right, (1.0 - first) - right]
         # In the place of the decisions that `unstack` took out, before the vocabulary.
-        return mtf.stack(parts, self._gates_dim.name, axis=len(rest) - 1)
+        return mtf.stack(products, self._gates_dim.name, axis=len(rest) - 1)

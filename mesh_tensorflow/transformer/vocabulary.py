@@ -353,14 +353,14 @@ class SentencePieceVocabulary(Vocabulary):
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of the ids before the end of sequence."""
         pieces = self._model.get_piece_size()
-        parts: list[str] = []
+        texts: list[str] = []
         run: list[int] = []
         for i in _before_eos(ids):
             if pieces <= i < self.vocab_size:
-                parts += [self._model.decode(run), f"<extra_id_{self.vocab_size - 1 - i}>"]
+                texts += [self._model.decode(run), f"<extra_id_{self.vocab_size - 1 - i}>"]
                 run = []
             else:
                 # SentencePiece raises an error for ids that it does not have.
                 run.append(i if 0 <= i < pieces else self._model.unk_id())
-        parts.append(self._model.decode(run))
-        return " ".join(part for part in parts if part)
+        texts.append(self._model.decode(run))
+        return " ".join(part for part in texts if part)

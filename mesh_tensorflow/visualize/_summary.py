@@ -209,7 +209,7 @@ def _row(variable: Variable, stored: Shape, kind: str, impl: MeshImpl) -> Variab
     # Stored dimensions may have other names, which say what splits them; readers know the model's.
     axes = [(d, impl.splitting_axis(s)) for d, s in zip(variable.shape, stored)]
     split = tuple((d.name, impl.shape[a].name) for d, a in axes if a is not None)
-    parts = math.prod(impl.shape[a].size for _, a in axes if a is not None)
+    num_parts = math.prod(impl.shape[a].size for _, a in axes if a is not None)
     size = variable.slice_dtype.size
     return VariableRow(
         variable.name,
@@ -218,7 +218,7 @@ def _row(variable: Variable, stored: Shape, kind: str, impl: MeshImpl) -> Variab
         slice_shape,
         split,
         # Processors that differ only along axes that split no dimension hold equal slices.
-        impl.size // parts,
+        impl.size // num_parts,
         variable.size,
         variable.slice_dtype.name,
         math.prod(slice_shape) * size,

@@ -491,9 +491,9 @@ def _kinds(value: np.ndarray, dtype: tf.DType) -> tuple[bool, bool]:
         return False, False
     # Not by operations of TensorFlow, which would use threads of other priorities.
     value = np.reshape(value, -1)
-    parts = [value[i : i + _TESTED] for i in range(0, value.size, _TESTED)]
+    blocks = [value[i : i + _TESTED] for i in range(0, value.size, _TESTED)]
     # One test, as nearly always all are finite.
-    wrong = [part for part in parts if not np.isfinite(part).all()]
+    wrong = [part for part in blocks if not np.isfinite(part).all()]
     return (
         any(bool(np.isnan(part).any()) for part in wrong),
         any(bool(np.isinf(part).any()) for part in wrong),

@@ -33,10 +33,10 @@ def given_parts(values: Mapping[str, Any], name: str) -> PartFunction:
         so need not have the whole of an array. Or a ChainMap of such.
       name: a name in it.
     """
-    found = _one_with(values, name)
-    if has_parts(found):
-        return found.parts(name)  # type: ignore[attr-defined]
-    whole = np.asarray(found[name])
+    mapping = _one_with(values, name)
+    if has_parts(mapping):
+        return mapping.parts(name)  # type: ignore[attr-defined]
+    whole = np.asarray(mapping[name])
     return lambda index: whole[index]
 
 
@@ -47,8 +47,8 @@ def given_shape(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
       values: arrays by name, as `given_parts` takes them.
       name: a name in it.
     """
-    found = _one_with(values, name)
-    return found.shape(name) if has_parts(found) else np.shape(found[name])  # type: ignore[attr-defined]
+    mapping = _one_with(values, name)
+    return mapping.shape(name) if has_parts(mapping) else np.shape(mapping[name])  # type: ignore[attr-defined]
 
 
 def has_parts(values: Mapping[str, Any]) -> bool:
@@ -103,32 +103,34 @@ def fitting(
     """
     what = f"variable {name!r} {form.shape} of {form.dtype.name}"
     try:
-        given = tf.convert_to_tensor(value)
+        tensor = tf.convert_to_tensor(value)
     except (TypeError, ValueError, OverflowError) as e:
         raise WrongTypeError(f"{what}: {value!r} is no array of numbers: {e}") from e
-    is_number = given.dtype.is_floating or given.dtype.is_integer or given.dtype == tf.bool
-    is_same = given.dtype == form.dtype or (given.dtype.is_complex and form.dtype.is_complex)
+    is_number = tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype == tf.bool
+    is_same = tensor.dtype == form.dtype or (tensor.dtype.is_complex and form.dtype.is_complex)
     if not is_number and not is_same:
         raise WrongTypeError(
-            f"{what} cannot be assigned {given.dtype.name} values, such as "
-            f"{_element(given, np.zeros(given.shape.rank or 0, int))}. Convert them first"
+            f"{what} cannot be assigned {tensor.dtype.name} values, such as "
+            f"{_element(tensor, np.zeros(tensor.shape.rank or 0, int))}. Convert them first"
         )
     wanted = form.shape.to_integer_list if sizes is None else list(sizes)
-    if not given.shape.is_compatible_with(wanted):
+    if not tensor.shape.is_compatible_with(wanted):
         raise ValueError(
-            f"{what} cannot be assigned a value of shape {given.shape}: give one of {wanted}"
+            f"{what} cannot be assigned a value of shape {tensor.shape}: give one of {wanted}"
         )
-    if given.dtype == form.dtype:
-        return given
-    cast = tf.cast(given, form.dtype)
-    if (given.dtype, form.dtype) in _WIDENED:
+    if tensor.dtype == form.dtype:
+        return tensor
+    cast = tf.cast(tensor, form.dtype)
+    if (tensor.dtype, form.dtype) in _WIDENED:
         return cast
     # In a function there are no values to look at yet, so only the dtypes can tell.
     if tf.is_symbolic_tensor(cast):
-        if given.dtype.is_floating and not (form.dtype.is_floating or form.dtype.is_complex):
-            raise WrongTypeError(f"{what} cannot be assigned {given.dtype.name}: use tf.cast on it")
+        if tensor.dtype.is_floating and not (form.dtype.is_floating or form.dtype.is_complex):
+            raise WrongTypeError(
+                f"{what} cannot be assigned {tensor.dtype.name}: use tf.cast on it"
+            )
         return cast
-    before, after = given.numpy(), cast.numpy()
+    before, after = tensor.numpy(), cast.numpy()
     if form.dtype.is_floating or form.dtype.is_complex:
         # A number above the largest of the dtype becomes infinite; what was infinite may stay so.
         lost = np.isfinite(before) & ~np.isfinite(after)
@@ -141,8 +143,8 @@ def fitting(
     if np.any(lost):
         index = np.argwhere(lost)[0]
         raise ValueError(
-            f"{what} cannot be assigned {_element(given, index)}, the element at "
-            f"{index.tolist()} of {given.dtype.name}: it would become {after[tuple(index)]!r}. "
+            f"{what} cannot be assigned {_element(tensor, index)}, the element at "
+            f"{index.tolist()} of {tensor.dtype.name}: it would become {after[tuple(index)]!r}. "
             "Round or clip the values first"
         )
     return cast

@@ -784,8 +784,10 @@ class SliceStorage(StorageInSlices):
     def holders(self) -> tuple[list[int], dict[tuple[int, ...], list[tf.Variable]]]:
         """Returns the shape of a slice, and the variables that hold each; see the base class."""
         slices = self._placed.slices
-        found = {begin: [slices[p] for p in pnums] for begin, pnums in self._owners.items()}
-        return self._sizes, found
+        slices_by_begin = {
+            begin: [slices[p] for p in pnums] for begin, pnums in self._owners.items()
+        }
+        return self._sizes, slices_by_begin
 
     def _apart(self, v: tf.Variable) -> Optional[ShardedVariable]:
         apart = getattr(v, "apart", None)

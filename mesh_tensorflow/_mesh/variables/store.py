@@ -250,9 +250,9 @@ def _name_in_file(name: str, given: str) -> str:
       name: the name of the variable.
       given: the name that TensorFlow has for it: the path of the object, and of its value.
     """
-    path, found, _ = given.rpartition(f"{SLICES}/")
+    path, separator, _ = given.rpartition(f"{SLICES}/")
     path = path.rstrip("/")
-    return name if not found or path in _USUAL_NAMES else f"{path}/{name}"
+    return name if not separator or path in _USUAL_NAMES else f"{path}/{name}"
 
 
 class _SavedVariable(StoredMaster):
@@ -279,8 +279,10 @@ class _TrackedVariable(Trackable):
         pieces = WholeStorage(self.variable).pieces()
 
         def factory(name: Optional[str] = None) -> PieceSaveable:
-            given = name or self.name
-            return PieceSaveable(self.variable, pieces, _name_in_file(self.name, given), given)
+            full_name = name or self.name
+            return PieceSaveable(
+                self.variable, pieces, _name_in_file(self.name, full_name), full_name
+            )
 
         return {"VARIABLE_VALUE": factory}
 
@@ -670,10 +672,10 @@ class VariableStore(tf2.Module):
                 for begin, b, size, n in zip(begins, form.begin(pnum), form.sizes, sizes)
             ]
             inside = [end - begin for begin, end in zip(begins, ends)]
-            found = fitting_part(variable.name, form, part, begins, inside)
+            values = fitting_part(variable.name, form, part, begins, inside)
             for axis, (size, there) in enumerate(zip(form.sizes, inside)):
-                found = padded(found, axis, size - there)
-            return found
+                values = padded(values, axis, size - there)
+            return values
 
         return piece
 

@@ -114,19 +114,19 @@ def _array_beside(what: str, x: Tensor, value: Any) -> Union[Tensor, Number]:
             return number_in(value)
         _check_integral(what, x, value, repr(value))
         return number_in(value) if sizes else value
-    found = f"{_kind(value)} of shape {tuple(sizes)}"
+    array = f"{_kind(value)} of shape {tuple(sizes)}"
     if not fits:
         raise ValueError(
-            f"{what}: {found} stands beside {x.name} {x.shape}, and its axes have no names. Only "
+            f"{what}: {array} stands beside {x.name} {x.shape}, and its axes have no names. Only "
             "numbers, and arrays of that very shape, can stand beside a Tensor; give it dimensions "
             "with mtf.import_tf_tensor(mesh, array, shape)"
         )
     if not tf.is_tensor(value):
-        _check_integral(what, x, value, found)
+        _check_integral(what, x, value, array)
         value = tf.constant(value.astype(x.dtype.as_numpy_dtype))
     elif value.dtype.base_dtype != x.dtype:
         raise ValueError(
-            f"{what}: {found} is {value.dtype.base_dtype.name}, beside {tensors_text([x])}; bring "
+            f"{what}: {array} is {value.dtype.base_dtype.name}, beside {tensors_text([x])}; bring "
             "it to that type with tf.cast"
         )
     # Not import_tf_tensor, which in a mixed precision would give it another dtype than x has.

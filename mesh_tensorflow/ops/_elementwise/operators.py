@@ -111,10 +111,10 @@ def _matrix_product(x: Tensor, w: object) -> Tensor:
     check_sizes_of_names("@", [x.shape, w.shape])
     shared = [d for d in x.shape.dims if d.name in w.shape.dimension_names]
     if len(shared) != 1:
-        found = f"share {dims_text(shared)}" if shared else "share none"
+        relation = f"share {dims_text(shared)}" if shared else "share none"
         raise ValueError(
             f"@ sums over the one dimension that both Tensors have, but {x.name} {x.shape} and "
-            f"{w.name} {w.shape} {found}. Say which dimensions the result has: "
+            f"{w.name} {w.shape} {relation}. Say which dimensions the result has: "
             "mtf.einsum([x, w], output_shape=[...]) sums over all others; x * w sums over none"
         )
     return mtf.einsum([x, w], reduced_dims=shared)
@@ -125,10 +125,10 @@ def _logical(symbol: str, fn: Callable[..., Tensor], swapped: bool = False) -> C
         for t in (x, *others):
             dtype = t.dtype if isinstance(t, Tensor) else None
             if dtype != tf.bool:
-                found = tensors_text([t]) if isinstance(t, Tensor) else repr(t)
+                operand = tensors_text([t]) if isinstance(t, Tensor) else repr(t)
                 raise WrongTypeError(
                     f"{symbol} is mtf.{fn.__name__} of boolean Tensors, as comparisons give them, "
-                    f"not of {found}. mtf.cast(x, tf.bool) makes one"
+                    f"not of {operand}. mtf.cast(x, tf.bool) makes one"
                 )
         return fn(*((others[0], x) if swapped else (x, *others)))
 

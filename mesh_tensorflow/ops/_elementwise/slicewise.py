@@ -188,10 +188,10 @@ class SlicewiseOperation(Operation):
             return self._tf_fn(*slices)
         axes = [x.shape.dims.index(stage) if stage in x.shape else None for x in self._inputs]
         [count] = {s.shape[a] for s, a in zip(slices, axes) if a is not None}
-        parts = [
+        stages_apart = [
             [s] * count if a is None else tf.unstack(s, count, axis=a) for s, a in zip(slices, axes)
         ]
-        results = [self._tf_fn(*of_stage) for of_stage in zip(*parts)]
+        results = [self._tf_fn(*of_stage) for of_stage in zip(*stages_apart)]
         outputs = [y.shape.dims.index(stage) for y in self._outputs]
         of_outputs = list(zip(*(f if isinstance(f, tuple) else (f,) for f in results)))
         if len(of_outputs) != len(outputs) or not all(map(tf.is_tensor, sum(of_outputs, ()))):
@@ -318,8 +318,8 @@ class GenericGradOperation(Operation):
         def grad_fn(*values: tf.Tensor) -> tuple:
             xs, ys, dys = values[:num_x], values[num_x : num_x + num_y], values[num_x + num_y :]
             dys = tuple(dy if share == 1 else dy / share for dy, share in zip(dys, shares))
-            given = [ys[i] for i in self._given]
-            return tuple(_tf_gradients(fn, xs, given, dys, self._given, anew))
+            outputs = [ys[i] for i in self._given]
+            return tuple(_tf_gradients(fn, xs, outputs, dys, self._given, anew))
 
         with slices_as_made():  # of which the outputs are computed
             values = mesh_impl.slicewise(grad_fn, *[lowering.tensors[x] for x in self.inputs])

@@ -86,8 +86,8 @@ class ComplexOperation(BinaryOpWithBroadcasting):
         """Sums the parts of dy to the shapes of the inputs."""
         dy, (x1, x2) = gradient_of_output(grad_ys), self.inputs
         # z = a + i b: by the convention, dz = dL/da + i dL/db for a real L.
-        parts = [real(dy), imag(dy)]
-        return [mtf.reduce_sum(d, output_shape=x.shape) for d, x in zip(parts, (x1, x2))]
+        real_and_imag = [real(dy), imag(dy)]
+        return [mtf.reduce_sum(d, output_shape=x.shape) for d, x in zip(real_and_imag, (x1, x2))]
 
 
 def mtf_complex(real: Tensor, imag: Tensor, name: Optional[str] = "complex") -> Tensor:

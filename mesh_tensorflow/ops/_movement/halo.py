@@ -294,8 +294,8 @@ def halo(
       wrap: whether what is before the first element are the last ones, and not zeros.
     """
     mesh_axis = mesh_impl.splitting_axis(wide)
-    parts = parts_along(mesh_axis, mesh_impl.shape)
-    size, results = -(-wide.size // parts), -(-narrow.size // parts)
+    num_parts = parts_along(mesh_axis, mesh_impl.shape)
+    size, results = -(-wide.size // num_parts), -(-narrow.size // num_parts)
     width = (results - 1) * stride + window
     # The slice of processor c begins at c * size, and what its windows reach over at
     # c * results * stride - before: `step` more elements before the slice for each c.
@@ -314,7 +314,7 @@ def halo(
         left - before,
         step,
         wrap,
-        last if last < parts - 1 else None,
+        last if last < num_parts - 1 else None,
     )
 
 

@@ -114,8 +114,8 @@ def _axes(context: Context) -> Optional[Callable[[str], Optional[mtf.Dimension]]
     def axis(name: str) -> Optional[mtf.Dimension]:
         # Of a size that every mesh dimension divides: what they do not divide is told elsewhere.
         dim = mtf.Dimension(name, mesh_shape.size)
-        found = rules.mesh_axis(dim, mesh_shape)
-        return None if found is None else mesh_shape[found]
+        name_of_axis = rules.mesh_axis(dim, mesh_shape)
+        return None if name_of_axis is None else mesh_shape[name_of_axis]
 
     return axis
 
@@ -296,8 +296,8 @@ LEAST_LENGTH = 1024
 
 def _parts_of(bias: Optional[mtf.Tensor]) -> MadeOf:
     """Returns what a bias was made of."""
-    found: Optional[MadeOf] = None if bias is None else bias.made_of
-    return MadeOf(bias, ()) if found is None else found
+    parts: Optional[MadeOf] = None if bias is None else bias.made_of
+    return MadeOf(bias, ()) if parts is None else parts
 
 
 def takes_blocks(
@@ -330,8 +330,8 @@ def takes_blocks(
     memory, key, value = dims
     parts = _parts_of(bias)
     terms = added_terms(parts.rest, parts.visible, parts.distances)
-    found = whole_dims(q, k, v, memory, key, value, terms)
-    why = found if isinstance(found, str) else ""
+    dims_or_reason = whole_dims(q, k, v, memory, key, value, terms)
+    why = dims_or_reason if isinstance(dims_or_reason, str) else ""
     if not isinstance(dropout_rate, numbers.Real):
         why = "dropout_rate is a tensor, and blocks need a number"
     elif joint:
@@ -346,7 +346,7 @@ def takes_blocks(
     # By now an obstacle to what was asked for is told; without a request it only says no.
     if blocked or ring or why:
         return not why
-    return min(found.length.size, memory.size) >= LEAST_LENGTH  # type: ignore[union-attr]
+    return min(dims_or_reason.length.size, memory.size) >= LEAST_LENGTH  # type: ignore[union-attr]
 
 
 def check_operands(

@@ -92,15 +92,15 @@ class _Blocks:
         memory = mtf.range(mesh, self.window, tf.int32) - self.halo
         distance = memory - mtf.range(mesh, self.query, tf.int32)
         position = begin + memory
-        found = [
+        conditions = [
             mtf.greater_equal(distance, -self.left),
             mtf.less_equal(distance, self.right),
             mtf.greater_equal(position, 0),
         ]
         # Otherwise the window ends with its block, which never goes beyond the end.
         if not self.one_sided:
-            found.append(mtf.less(position, self.length.size))
-        return functools.reduce(mtf.logical_and, found)
+            conditions.append(mtf.less(position, self.length.size))
+        return functools.reduce(mtf.logical_and, conditions)
 
 
 def _bias(

@@ -21,19 +21,19 @@ __all__ = ["concat_hyper_prompts_kv", "make_params_hyperprompt", "make_params_mt
 def side_of_scope() -> Optional[str]:
     """Returns "encoder" or "decoder", from the variable scope; None in other models."""
     # A layer does not know which side it is on; the models open scopes of these names around it.
-    parts = tf.get_variable_scope().name.split("/")
-    return next((part for part in parts if part in ("encoder", "decoder")), None)
+    scopes = tf.get_variable_scope().name.split("/")
+    return next((part for part in scopes if part in ("encoder", "decoder")), None)
 
 
 def _shared(context: Context, scope: Optional[str], name: str) -> mtf.Tensor:
     """Returns the prompt parameters that all layers of one side share."""
-    found = context.shared_params.get(scope, {})
-    if name not in found:
+    prompts = context.shared_params.get(scope, {})
+    if name not in prompts:
         raise ValueError(
             f"prompts: context.shared_params[{scope!r}] has no {name!r}; give the model "
             "shared_params with the prompts of encoder and decoder"
         )
-    return found[name]
+    return prompts[name]
 
 
 def _task_ids(context: Context) -> mtf.Tensor:
@@ -150,8 +150,8 @@ def make_params_mtlprompt(
 def _block_number(context: Context) -> int:
     """Returns the number of the block from the variable scope, or else that of the layer."""
     # There is an embedding for each block, while indices of layers count all layers of blocks.
-    found = re.search(r"block_(\d+)", tf.get_variable_scope().name)
-    return int(found.group(1)) if found else context.layer_index
+    match = re.search(r"block_(\d+)", tf.get_variable_scope().name)
+    return int(match.group(1)) if match else context.layer_index
 
 
 def _task_embedding(context: Context, scope: Optional[str], dropout_rate: float) -> mtf.Tensor:
@@ -273,10 +273,10 @@ def concat_hyper_prompts_kv(
     else:
         made = make_params_mtlprompt(**arguments)
     # Hyperparameters of the layer fix the memory's length before there are prompts to measure.
-    found = made[0].shape.get_dim_by_name(memory_length.name).size
-    if found != prompt_length:
+    length = made[0].shape.get_dim_by_name(memory_length.name).size
+    if length != prompt_length:
         raise ValueError(
-            f"prompts: those of context.shared_params have length {found}, the layer was made for "
+            f"prompts: those of context.shared_params have length {length}, the layer was made for "
             f"hyperprompt_length_{scope_encoder_or_decoder}={prompt_length}"
         )
     # Prompts set the order of dimensions, which has to be the same for a concatenation.

@@ -493,11 +493,11 @@ def _layer_of(entry: object) -> tuple[Callable[..., TransformerLayer], Optional[
 
     Its parts are known by their types, since files of users have them in every order.
     """
-    parts: list[Any] = list(entry) if isinstance(entry, (list, tuple)) else [entry]
-    names = [p for p in parts if isinstance(p, str)]
-    kwargs = [p for p in parts if isinstance(p, dict)]
+    class_and_arguments: list[Any] = list(entry) if isinstance(entry, (list, tuple)) else [entry]
+    names = [p for p in class_and_arguments if isinstance(p, str)]
+    kwargs = [p for p in class_and_arguments if isinstance(p, dict)]
     # None may stand for a name or for arguments that an entry leaves out.
-    classes = [p for p in parts if p is not None and not isinstance(p, (str, dict))]
+    classes = [p for p in class_and_arguments if p is not None and not isinstance(p, (str, dict))]
     if not classes or not all(callable(c) for c in classes):
         raise ValueError(
             "make_layer_stack: an entry of layers must be a class of layers, or a list of it, a "

@@ -487,9 +487,9 @@ def divided_loss(
     if not isinstance(number, (int, float)):
         return total / number
     # Of a model with an encoder it is the decoder that has the loss.
-    given = getattr(getattr(model, "decoder", model), "_loss_denominator", None)
+    denominator = getattr(getattr(model, "decoder", model), "_loss_denominator", None)
     # A denominator that was given is the same for every batch, so that this is no mean.
-    return divided_sum(total, number, is_mean=given is None)
+    return divided_sum(total, number, is_mean=denominator is None)
 
 
 def visibility_priority(

@@ -191,10 +191,10 @@ class Stages:
             return asked.placeholder
         # They were made in the order of the first call, which the layers repeat.
         # A gradient function draws for itself: it is called when all of them have been taken.
-        found = next(self._noise, None)
-        if found is None:
+        noise = next(self._noise, None)
+        if noise is None:
             return RandomOperation(self._mesh, inside, tf_fn, **kwargs).outputs[0]
-        return mtf.transpose(found, inside)
+        return mtf.transpose(noise, inside)
 
     def make_weights(self) -> dict[str, mtf.Tensor]:
         """Returns the variables of all stages, joined, by their names in the first stage.
@@ -572,10 +572,10 @@ class _Call:
         def stage_fn(x: mtf.Tensor, *given: mtf.Tensor) -> list[mtf.Tensor]:
             # In the order in which they are given to `pipeline` below.
             rest = iter(given)
-            found = {name: next(rest) for name in weights}
+            own_weights = {name: next(rest) for name in weights}
             places = [next(rest) for _ in place]
             sides = {**self._stand_ins, **{side: next(rest) for side in used}}
-            self._stages.give(found, [None if n is None else next(rest) for n in noise])
+            self._stages.give(own_weights, [None if n is None else next(rest) for n in noise])
             # What has no rows of the batch is the same for all microbatches.
             inner = self._inner_context(lambda t: sides.get(t, t))
             y = self._apply(inner, x)

@@ -636,8 +636,8 @@ class Unitransformer:
             return model.step(rows_at, last, states)
 
         if penalizes := isinstance(repetition_penalty, mtf.Tensor) or repetition_penalty != 1.0:
-            given = inputs if partial_sequences is None else partial_sequences
-            seen = seen_ids(given, num_given, bos_id, model.vocab_dim)
+            prompt = inputs if partial_sequences is None else partial_sequences
+            seen = seen_ids(prompt, num_given, bos_id, model.vocab_dim)
             states = [mtf.broadcast(seen, [*rows, beam_dim, model.vocab_dim]), *states]
             logits_fn = with_penalty(logits_fn, last_of, repetition_penalty)
 

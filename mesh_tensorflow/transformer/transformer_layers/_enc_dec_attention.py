@@ -400,19 +400,19 @@ class TransparentEncDecAttention(EncDecAttention):
 
     def _module_outputs(self, context: Context) -> list[mtf.Tensor]:
         """Returns the encoder's input and the outputs of its modules."""
-        found = context.encoder_layer_outputs or []
+        outputs = context.encoder_layer_outputs or []
         # One more than layers: the first output is what they begin with.
         needed = self.encoder_num_modules * self.layers_per_encoder_module + 1
-        if len(found) != needed:
+        if len(outputs) != needed:
             raise ValueError(
-                f"TransparentEncDecAttention: the encoder has {len(found)} layer outputs, its "
+                f"TransparentEncDecAttention: the encoder has {len(outputs)} layer outputs, its "
                 f"input among them, not {needed} by encoder_num_modules="
                 f"{self.encoder_num_modules} times layers_per_encoder_module="
                 f"{self.layers_per_encoder_module} plus 1; set these to what the encoder is"
             )
         length_name = context.length_dim.name
         # Every layers_per_encoder_module-th output, from the input on, is that of a module.
-        modules = [to_length(x, length_name) for x in found[:: self.layers_per_encoder_module]]
+        modules = [to_length(x, length_name) for x in outputs[:: self.layers_per_encoder_module]]
         return [
             layers.rename_length_to_memory_length(x, length_name)
             if length_name in x.shape.dimension_names

@@ -52,24 +52,24 @@ def _conditions(
     """Returns what has to be true of ids of queries and of the memory where attention is seen."""
     # Each compares a tensor of queries with one of the memory, so that blocks and rings can compare
     # their parts, and need no mask of all pairs.
-    found: list[tuple[str, Any, mtf.Tensor]] = []
+    conditions: list[tuple[str, Any, mtf.Tensor]] = []
     here = query_position(context)
     smallest, largest = layer.min_relative_position(context), layer.max_relative_position(context)
     if smallest is not None:
-        found.append(("less_equal", here + smallest, memory_position))
+        conditions.append(("less_equal", here + smallest, memory_position))
     if largest is not None:
-        found.append(("greater_equal", here + largest, memory_position))
+        conditions.append(("greater_equal", here + largest, memory_position))
     # Position i sees j if read[i] >= write[j]: with positions as priorities, the causal mask.
     if context.write_priority is not None:
         written = layer.rename_length_to_memory_length(context.write_priority, context)
-        found.append(("greater_equal", context.read_priority, written))
+        conditions.append(("greater_equal", context.read_priority, written))
     # Parts of examples see only themselves: where they are numbered, examples need no comparison.
     sequence_id = context.sequence_id if context.subsequence_id is None else context.subsequence_id
     # In decoding it is a number or None: each row is one example, and nothing has to be compared.
     if isinstance(sequence_id, mtf.Tensor) and context.length_dim in sequence_id.shape:
         memory = layer.rename_length_to_memory_length(sequence_id, context)
-        found.append(("equal", sequence_id, memory))
-    return found
+        conditions.append(("equal", sequence_id, memory))
+    return conditions
 
 
 def _ids_of(context: Context) -> tuple[Any, ...]:

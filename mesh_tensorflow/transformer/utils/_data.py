@@ -597,9 +597,9 @@ def _part(features: Mapping[str, mtf.Tensor], key: str) -> _Segment:
     own = mtf.Dimension(f"{key}_length", length.size)
     ids = mtf.rename_dimension(ids, length.name, own.name)
     token = mtf.cast(mtf.not_equal(ids, 0), tf.int32)
-    given = features.get(f"{key}_segmentation")
+    segments = features.get(f"{key}_segmentation")
     # Without packing all tokens are of example 1, and padding of none.
-    segment = token if given is None else mtf.rename_dimension(given, length.name, own.name)
+    segment = token if segments is None else mtf.rename_dimension(segments, length.name, own.name)
     return _Segment(ids, token, segment, own)
 
 
@@ -649,21 +649,21 @@ def dynamic_text2self(mtf_features: Mapping[str, mtf.Tensor]) -> dict[str, mtf.T
         mtf_features["targets"].shape.dims[-1].name,
         inputs.length_dim.size + targets.length_dim.size,
     )
-    parts = [inputs, targets]
+    texts = [inputs, targets]
     # The inputs of an example follow the targets of earlier examples; its targets follow its
     # inputs.
     places = [
         _rank(inputs.token) + _count(targets, inputs, mtf.less),
         _rank(targets.token) + _count(inputs, targets, mtf.less_equal),
     ]
-    result = {"targets": _joined(parts, [part.ids for part in parts], places, length)}
+    result = {"targets": _joined(texts, [part.ids for part in texts], places, length)}
     if {"inputs_segmentation", "targets_segmentation"} <= set(mtf_features):
         # An example begins after all tokens of earlier ones, inputs and targets.
-        starts = [_count(inputs, p, mtf.less) + _count(targets, p, mtf.less) for p in parts]
+        starts = [_count(inputs, p, mtf.less) + _count(targets, p, mtf.less) for p in texts]
         result["targets_segmentation"] = _joined(
-            parts, [part.segment for part in parts], places, length
+            texts, [part.segment for part in texts], places, length
         )
         result["targets_position"] = _joined(
-            parts, [place - start for place, start in zip(places, starts)], places, length
+            texts, [place - start for place, start in zip(places, starts)], places, length
         )
     return result

@@ -328,7 +328,7 @@ def _scopes_in_checkpoint(
 ) -> dict[tuple[str, str], str]:
     """Maps the scope of each layer that is not new to its scope in the checkpoint."""
     in_model, in_checkpoint = _layers_by_stack(model), _layers_by_stack(saved)
-    found = {}
+    scopes_there = {}
     for stack, scopes in in_model.items():
         new = set(new_layers.get(stack) or ())
         old = [scope for i, scope in enumerate(scopes) if i not in new]
@@ -339,8 +339,8 @@ def _scopes_in_checkpoint(
                 f"`new_layers`) must be equal, but of {stack!r} the checkpoint has {len(there)} "
                 f"and the model {len(scopes)}, of which {sorted(new)} are new"
             )
-        found.update({(stack, scope): other for scope, other in zip(old, there)})
-    return found
+        scopes_there.update({(stack, scope): other for scope, other in zip(old, there)})
+    return scopes_there
 
 
 @gin.configurable(module=MODULE)
@@ -413,7 +413,7 @@ def _load_initial_checkpoint(settings: Settings, graph: mtf.Graph) -> None:
     }
     # Slots and steps may be new; of what is trained, something has to be in the checkpoint.
     trainable = {v.op.name for v in tf.trainable_variables()}
-    found = checkpoint.choose_initial(
+    choice = checkpoint.choose_initial(
         "init_checkpoint",
         path,
         wanted,
@@ -430,7 +430,7 @@ def _load_initial_checkpoint(settings: Settings, graph: mtf.Graph) -> None:
             if v.op.name in shapes
         },
     )
-    checkpoint.init_from_checkpoint(path, found, resize=resize is not None)
+    checkpoint.init_from_checkpoint(path, choice, resize=resize is not None)
 
 
 # -- hooks and summaries of training

@@ -236,10 +236,10 @@ def trained_variables(graph: mtf.Graph, variable_filter: Filter) -> list[mtf.Var
     if variable_filter is None:
         return list(graph.trainable_variables)
     if isinstance(variable_filter, str):
-        found = [v for v in graph.trainable_variables if re.search(variable_filter, v.name)]
+        variables = [v for v in graph.trainable_variables if re.search(variable_filter, v.name)]
     else:
-        found = [v for v in graph.trainable_variables if variable_filter(v)]
-    if not found:
+        variables = [v for v in graph.trainable_variables if variable_filter(v)]
+    if not variables:
         names = ", ".join(v.name for v in graph.trainable_variables[:10])
         raise ValueError(
             f"variable_filter={variable_filter!r} leaves no variable to train; the model has "
@@ -247,11 +247,11 @@ def trained_variables(graph: mtf.Graph, variable_filter: Filter) -> list[mtf.Var
         )
     tf.logging.info(
         "Training %d of %d variables: %s",
-        len(found),
+        len(variables),
         len(graph.trainable_variables),
-        ", ".join(v.name for v in found),
+        ", ".join(v.name for v in variables),
     )
-    return found
+    return variables
 
 
 # -- its layout

@@ -525,17 +525,17 @@ def _chosen(steps: Iterable[int], model_dir: str, find_closest: bool) -> list[st
         raise ValueError(f"get_checkpoint_iterator: No checkpoint files found in {model_dir}")
     if find_closest:
         # Of two at the same distance, the earlier one.
-        found = {min(saved, key=lambda s: (abs(s - step), s)) for step in steps}
-        for step in sorted(set(steps) - found):
+        chosen = {min(saved, key=lambda s: (abs(s - step), s)) for step in steps}
+        for step in sorted(set(steps) - chosen):
             tf.logging.info("No checkpoint at step %d: using the nearest one.", step)
     else:
-        found = set(steps) & set(saved)
-    if not found:
+        chosen = set(steps) & set(saved)
+    if not chosen:
         raise ValueError(
             f"You asked for checkpoints '{steps}' but none were found; {model_dir} has those of "
             f"steps {', '.join(map(str, saved))}"
         )
-    return [_path(model_dir, step) for step in sorted(found)]
+    return [_path(model_dir, step) for step in sorted(chosen)]
 
 
 def _new_ones(model_dir: str, skip_until: int, stop_after: Optional[int]) -> Iterator[str]:
