@@ -74,6 +74,7 @@ _DEFAULT, _WITH_TOOLS = "default", "tool_use"  # names of templates
 # Tokens that templates name, without knowing which they are. Most begin a conversation with the
 # first, and join it to texts, for which it has to be there.
 _BEGIN_AND_END = ("bos_token", "eos_token")
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names of what the model thought
 _NAMED = (*_BEGIN_AND_END, "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -175,12 +176,7 @@ class Tokenizer(Vocabulary):
         environment = _environment()
         try:
             text = environment.from_string(template).render(
-                messages=[
-                    # As transformers does: templates ask whether there is a "tool_calls", and
-                    # would write None.
-                    {name: value for name, value in message.items() if value is not None}
-                    for message in _plain(messages)
-                ],
+                messages=[_told(message) for message in _plain(messages)],
                 tools=None if tools is None else _plain(tools),
                 documents=None,
                 add_generation_prompt=answers,
@@ -239,8 +235,17 @@ def _environment() -> Any:
     def refuse(text: str) -> None:
         raise ValueError(f"it says: {text}")
 
-    def to_json(x: Any, ensure_ascii: bool = False, **options: Any) -> str:
-        return json.dumps(x, ensure_ascii=ensure_ascii, **options)
+    def to_json(
+        x: Any,
+        ensure_ascii: bool = False,
+        indent: Any = None,
+        separators: Any = None,
+        sort_keys: bool = False,
+    ) -> str:
+        # Templates give these in this order, too, without their names.
+        return json.dumps(
+            x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
 
     # A template is code of whoever wrote the folder.
     # Line breaks around blocks are left out, as transformers does, for which they are written.
@@ -269,6 +274,21 @@ def _plain(given: Any) -> Any:
         raise TypeError(f"{x!r} is a {type(x).__name__}; give texts, numbers, lists, dictionaries")
 
     return json.loads(json.dumps(list(given), default=of_mapping))
+
+
+def _told(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a template is told of a message, as by transformers.
+
+    Args:
+      message: a dictionary.
+    """
+    # Templates ask whether there is a "tool_calls", and would write None.
+    told = {name: value for name, value in message.items() if value is not None}
+    thought = next((told[name] for name in _THOUGHTS if name in told), None)
+    if thought is None:
+        return told
+    # Each template reads one of these names, whichever the conversation has.
+    return {"thinking": thought, **told, "reasoning_content": thought}
 
 
 def _templates(path: str, settings: Mapping[str, Any]) -> dict[str, str]:

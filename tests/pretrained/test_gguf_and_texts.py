@@ -340,7 +340,7 @@ CHAT = [
         "tool_calls": [{"function": {"name": "weather", "arguments": {"x": 1}}}],
     },
     {"role": "tool", "content": "5"},
-    {"role": "assistant", "content": "done"},
+    {"role": "assistant", "content": "done", "reasoning": "why"},
 ]
 # (a template, what transformers 5.24 makes of it, with those tools)
 TEMPLATES = {
@@ -370,6 +370,15 @@ TEMPLATES = {
         "DNone<p>",
     ),
     "a line break at the end": ("a\n\n", "a\n"),
+    "thoughts": (
+        "{{ messages[3].reasoning_content }}{{ messages[3].thinking }}{{ messages[3].reasoning }}"
+        "{{ 'reasoning_content' in messages[1] }}",
+        "whywhywhyFalse",
+    ),
+    "options by place": (
+        "{{ messages[1].tool_calls[0].function.arguments | tojson(true, 1, (',', '=')) }}",
+        '{\n "x"=1\n}',
+    ),
 }
 
 
