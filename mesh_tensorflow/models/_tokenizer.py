@@ -173,9 +173,9 @@ class Tokenizer(Vocabulary):
             template = self.further_templates.get(_WITH_TOOLS, template)
         if template is None:
             raise ValueError("the model has no template of conversations; give it a text")
-        environment = _environment()
+        _environment()  # which may have to be installed, and is no fault of the template
         try:
-            text = environment.from_string(template).render(
+            text = _compiled(template).render(
                 messages=[_told(message) for message in _plain(messages)],
                 tools=None if tools is None else _plain(tools),
                 documents=None,
@@ -259,6 +259,14 @@ def _environment() -> Any:
         "strftime_now": lambda form: datetime.datetime.now().strftime(form),
     }
     return made
+
+
+# A conversation of a training is rendered several times for each answer in it, and to compile a
+# long template takes longer than all of that.
+@functools.lru_cache(maxsize=16)
+def _compiled(template: str) -> Any:
+    """Returns a jinja2 template of its text."""
+    return _environment().from_string(template)
 
 
 def _plain(given: Any) -> Any:

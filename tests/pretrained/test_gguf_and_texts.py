@@ -391,6 +391,16 @@ def test_a_template_says_what_it_says_in_transformers(name):
     assert "".join(tokenizer.chat(CHAT, tools=TOOLS)) == expected
 
 
+def test_a_template_is_compiled_once():
+    """Rows to train on render each conversation several times."""
+    tokenizer = a_tokenizer()
+    tokenizer.chat_template = "{{ messages[0].content }}{# of this test alone #}"
+    before = _tokenizer._compiled.cache_info().misses
+    for text in ("a", "b", "c"):
+        assert tokenizer.chat([{"role": "user", "content": text}]) == tokenizer.encode(text)
+    assert _tokenizer._compiled.cache_info().misses == before + 1
+
+
 def test_a_template_knows_the_day():
     tokenizer = a_tokenizer()
     tokenizer.chat_template = "{{ strftime_now('%Y-%m') }}"
