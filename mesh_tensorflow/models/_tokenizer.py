@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Optional
 
-from mesh_tensorflow._core.errors import missing_package
+from mesh_tensorflow._core.errors import is_whole, missing_package
 from mesh_tensorflow._huggingface import read_json
 from mesh_tensorflow.transformer.vocabulary import Vocabulary
 
@@ -387,15 +387,33 @@ def of_folder(path: str) -> Optional[Tokenizer]:
     return Tokenizer(made, template, named, templates, settings)
 
 
-def of_gguf(metadata: Mapping[str, Any]) -> Optional[Tokenizer]:
+def of_gguf(metadata: Mapping[str, Any], where: str = "the GGUF file") -> Optional[Tokenizer]:
     """Returns the tokenizer of a GGUF file; None if it is of a kind that is not known.
 
     Args:
       metadata: its `metadata`.
+      where: what the error names, the path of the file.
+
+    Raises:
+      ValueError: what they tell of a tokenizer is damaged.
     """
-    split = _SPLITS.get(metadata.get("ggml.pre", "default"))
+    kind = metadata.get("ggml.pre", "default")
+    split = _SPLITS.get(kind) if isinstance(kind, str) else None
     if metadata.get("ggml.model") != "gpt2" or split is None or not _is_installed():
         return None
+    lacking = [n for n in ("ggml.tokens", "ggml.merges") if not isinstance(metadata.get(n), list)]
+    if lacking:
+        raise ValueError(f"{where} is damaged: its metadata have no list tokenizer.{lacking[0]}")
+    try:
+        return _of_byte_pairs(metadata, split)
+    except Exception as error:  # the package has none of its own
+        raise ValueError(
+            f"{where} is damaged: no tokenizer can be made of its metadata: {error}"
+        ) from error
+
+
+def _of_byte_pairs(metadata: Mapping[str, Any], split: _Split) -> Tokenizer:
+    """Returns the tokenizer that metadata of a GGUF file tell of."""
     import tokenizers
     from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
@@ -422,6 +440,10 @@ def of_gguf(metadata: Mapping[str, Any]) -> Optional[Tokenizer]:
             [tokenizers.AddedToken(t, special=special, normalized=False) for t in found]
         )
     ids = {name: metadata.get(f"ggml.{name}_id") for name in _BEGIN_AND_END}
+    for name, i in ids.items():
+        # Of a list, -1 would be the last one.
+        if i is not None and not (is_whole(i, 0) and i < len(tokens)):
+            raise ValueError(f"tokenizer.ggml.{name}_id={i!r} is none of its {len(tokens)} tokens")
     named = {name: tokens[i] for name, i in ids.items() if i is not None}
     # Around each text, unless the file has no such token.
     added = {

@@ -597,6 +597,31 @@ def test_no_tokenizer_is_made_of_an_unknown_kind():
     assert _tokenizer.of_gguf({**metadata, "ggml.model": "llama", "ggml.pre": "default"}) is None
 
 
+# What is wrong with metadata, and what the error says.
+DAMAGED_METADATA = {
+    "no_merges": (
+        {"ggml.merges": None},
+        "x.gguf is damaged: its metadata have no list tokenizer.gg",
+    ),
+    "no_tokens": ({"ggml.tokens": "ab"}, "its metadata have no list tokenizer.ggml.tokens"),
+    "half_a_pair": ({"ggml.merges": ["ab"]}, "no tokenizer can be made of its metadata: "),
+    "no_such_token": ({"ggml.merges": ["a c"]}, "made of its metadata: .* Token `c` out of voc"),
+    "id": ({"ggml.bos_token_id": 9}, "tokenizer.ggml.bos_token_id=9 is none of its 3 tokens"),
+    "below_0": ({"ggml.eos_token_id": -1}, "ggml.eos_token_id=-1 is none of its 3 tokens"),
+    "text": ({"ggml.eos_token_id": "2"}, "ggml.eos_token_id='2' is none of its 3 tokens"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED_METADATA)
+def test_damaged_metadata_of_tokenizers(name):
+    fields, text = DAMAGED_METADATA[name]
+    metadata = {"ggml.model": "gpt2", "ggml.tokens": ["a", "b", "ab"], "ggml.merges": ["a b"]}
+    assert _tokenizer.of_gguf(metadata, "x.gguf").encode("ab") == [2]
+    with pytest.raises(ValueError, match=text):
+        _tokenizer.of_gguf({**metadata, **fields}, "x.gguf")
+    assert _tokenizer.of_gguf({**metadata, "ggml.pre": ["gpt-2"]}) is None
+
+
 def test_texts_that_are_refused(tmp_path):
     model = mtf.models.from_pretrained(FIXTURES / "llama")
     with pytest.raises(ValueError, match="no tokenizer, so prompts are lists of ids"):
