@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Optional
 
 from mesh_tensorflow._core.errors import is_whole, missing_package
-from mesh_tensorflow._huggingface import read_json
+from mesh_tensorflow._huggingface import check_no_pointer, read_json
 from mesh_tensorflow.transformer.vocabulary import Vocabulary
 
 # By llama.cpp's numbers of types: texts have control tokens by their names, which are not decoded;
@@ -374,6 +374,7 @@ def of_folder(path: str) -> Optional[Tokenizer]:
     try:
         made = tokenizers.Tokenizer.from_file(file)
     except Exception as error:  # the package has none of its own
+        check_no_pointer(file)
         raise ValueError(f"{file} is damaged: {error}") from error
     # Some have lengths of their training here, to which all texts would be cut or filled up.
     made.no_truncation()

@@ -597,6 +597,23 @@ def test_no_tokenizer_is_made_of_an_unknown_kind():
     assert _tokenizer.of_gguf({**metadata, "ggml.model": "llama", "ggml.pre": "default"}) is None
 
 
+def test_a_tokenizer_of_another_model(tmp_path):
+    """Some of its ids are in the vocabulary, and others are not."""
+    tokenizer = a_tokenizer()
+    tokenizer.tokenizer.add_tokens([f"<{i}>" for i in range(96)])
+    tokenizer.save(shutil.copytree(FIXTURES / "llama", tmp_path / "model"))
+    model = mtf.models.from_pretrained(tmp_path / "model")
+    text = (
+        "id 12., which is not in the vocabulary, 0 to 95: the tokenizer makes it of the text, and"
+    )
+    with pytest.raises(ValueError, match=text.replace(", which", "")):
+        model.generate(["a", "a<90>"])
+    with pytest.raises(ValueError, match=text):
+        model.examples([{"text": "a<90>"}], 8)
+    with pytest.raises(ValueError, match="the id 96, which is not in the vocabulary, 0 to 95$"):
+        model.examples([{"ids": [1, 96]}], 8)
+
+
 # What is wrong with metadata, and what the error says.
 DAMAGED_METADATA = {
     "no_merges": (
