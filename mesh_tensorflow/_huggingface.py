@@ -19,6 +19,7 @@ from mesh_tensorflow._paths import written_whole
 # Of weights, by the names in files.
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _OF_PYTORCH = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+_POINTER = b"version https://git-lfs"  # how it begins
 _INDEX, _SINGLE, _CONFIG = "model.safetensors.index.json", "model.safetensors", "config.json"
 
 
@@ -37,6 +38,22 @@ def safetensors_numpy() -> Any:
     return safetensors.numpy
 
 
+def check_no_pointer(file: str) -> None:
+    """Checks that a file which could not be read is not what git has in place of a large file.
+
+    Raises:
+      ValueError: it is.
+    """
+    if not os.path.isfile(file):
+        return
+    with open(file, "rb") as f:
+        if f.read(len(_POINTER)) == _POINTER:
+            raise ValueError(
+                f"{file} is not the file itself, but what git has in its place until it is "
+                "fetched: run `git lfs pull` in its folder"
+            )
+
+
 def read_any_json(file: str) -> Any:
     """Reads a JSON file.
 
@@ -47,6 +64,7 @@ def read_any_json(file: str) -> Any:
         with open(file, encoding="utf-8") as f:
             return json.load(f)
     except (ValueError, RecursionError) as error:
+        check_no_pointer(file)
         raise ValueError(f"{file} is damaged, it is no JSON: {error}") from error
 
 
@@ -68,6 +86,13 @@ def _cannot_be_read(path: str) -> NoReturn:
         raise ValueError(
             f"there is no folder {path!r}. Models are read from this machine: bring one here first"
         )
+    # As of a cache of downloads that was copied without what its links lead to.
+    for name in (_SINGLE, _INDEX):
+        if os.path.islink(file := os.path.join(path, name)):
+            raise ValueError(
+                f"{file} is a link to {os.readlink(file)!r}, where there is no file; copy the "
+                "folder with what its links lead to, as `cp -L` does, or get it anew"
+            )
     there = [name for name in _OF_PYTORCH if os.path.isfile(os.path.join(path, name))]
     if not there:
         raise ValueError(
@@ -238,6 +263,7 @@ def _opened(file: str) -> Iterator[Any]:
         with safe_open(file, framework="numpy") as opened:
             yield opened
     except Exception as error:  # of many kinds, since a file may hold anything
+        check_no_pointer(file)
         raise ValueError(
             f"{file} is no whole safetensors file, or has a dtype that NumPy lacks; "
             f"get it anew: {error}"

@@ -118,7 +118,7 @@ def from_pretrained(
     name = _dtype_name(what, dtype)
     if path.endswith(".gguf"):
         file = GgufFile(path)
-        form, tokenizer = form_of(path, file.config), _tokenizer.of_gguf(file.metadata)
+        form, tokenizer = form_of(path, file.config), _tokenizer.of_gguf(file.metadata, path)
         weights = Weights(file.named_by(form), form)
         return LanguageModel(file.config, form, weights, place, name, tokenizer, pipeline=pipeline)
     folder = Folder(path)

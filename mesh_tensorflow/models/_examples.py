@@ -16,6 +16,8 @@ from mesh_tensorflow.models._tokenizer import Tokenizer
 # A JSONL file, or its lines.
 Examples = Union[str, "os.PathLike[str]", Iterable[Mapping[str, Any]]]
 _LONGEST = 10_000_000  # ids of a row
+# Why a text has an id that is not in the vocabulary.
+OF_TOKENIZER = ": the tokenizer makes it of the text, and so is not that of the weights"
 _OTHER = "."  # a content of a message
 _LARGEST = float(np.finfo(np.float32).max)  # of a weight
 _KINDS = '{"text": ...}, {"prompt": ..., "completion": ...}, {"messages": [...]} or {"ids": [...]}'
@@ -62,7 +64,7 @@ def rows_of(
         if wrong:
             raise ValueError(
                 f"examples: {where} has the id {wrong[0]}, which is not in the vocabulary, 0 to "
-                f"{vocab - 1}"
+                f"{vocab - 1}{'' if 'ids' in example else OF_TOKENIZER}"
             )
         number_cut += len(found.ids) > length
         found = _Example(found.ids[:length], found.weights[:length])

@@ -17,7 +17,7 @@ from mesh_tensorflow import layers
 from mesh_tensorflow._calls import names_taken
 from mesh_tensorflow._core.errors import check_flag, check_whole, explained, is_real
 from mesh_tensorflow.models import _lora
-from mesh_tensorflow.models._examples import Examples, questions_of, rows_of
+from mesh_tensorflow.models._examples import OF_TOKENIZER, Examples, questions_of, rows_of
 from mesh_tensorflow.models._generation import (
     Ends,
     Generated,
@@ -288,7 +288,8 @@ class LanguageModel(Pretrained):
                 )
             # Of the new ids the last one is not read again.
             self._check_length(what, len(ids) + new - 1, f"prompt {i} with {new} new ids")
-            rows.append(self._checked(what, [ids])[0])
+            why = OF_TOKENIZER if _is_text(prompt) else ""
+            rows.append(self._checked(what, [ids], why)[0])
         return rows
 
     def _check_length(self, what: str, length: int, of: str) -> None:
@@ -309,13 +310,13 @@ class LanguageModel(Pretrained):
             return tokenizer.prompt(prompt)
         return tokenizer.chat(prompt)  # type: ignore[arg-type]
 
-    def _checked(self, what: str, ids: Any) -> np.ndarray:
+    def _checked(self, what: str, ids: Any, why: str = "") -> np.ndarray:
         rows, vocab = rows_of_ids(what, ids), self.model.input_vocab_dim.size
         # The lookup of an embedding would give zeros for such an id, and no error.
         wrong = rows[(rows < 0) | (rows >= vocab)]
         if wrong.size:
             raise ValueError(
-                f"{what}: the id {wrong[0]} is not in the vocabulary, 0 to {vocab - 1}"
+                f"{what}: the id {wrong[0]} is not in the vocabulary, 0 to {vocab - 1}{why}"
             )
         self._check_length(what, rows.shape[1], "a row")
         return rows.astype(np.int32)

@@ -39,6 +39,7 @@ _OTHER_KINDS = (
 # How adapters may have begun; all other ways changed the weights of the model, too, as PEFT does
 # again whenever it reads the adapters.
 _BEGINNINGS = (True, False, None, "gaussian", "eva", "orthogonal")
+_ROUTER = "top_n_gating"  # the part that chooses experts
 _MOST = 65_536  # ranks of adapters
 _USUAL = 8  # rank and alpha of a file that does not tell them
 
@@ -46,6 +47,11 @@ _USUAL = 8  # rank and alpha of a file that does not tell them
 def _part_of(weight: Weight) -> str:
     """Returns which part of a layer a kernel is, such as "q" or "wi_0"; "" for other weights."""
     return weight.ours.removesuffix("/kernel").rpartition("/")[2] if _inputs(weight) else ""
+
+
+def _is_router(weight: Weight) -> bool:
+    """Returns whether a weight is the kernel of a router."""
+    return _part_of(weight) == _ROUTER
 
 
 def _inputs(weight: Weight) -> list[str]:
@@ -100,7 +106,8 @@ class Lora:
         """Returns what "q,v:8" says: the parts, the rank, and perhaps alpha, as in "q,v:8:16".
 
         Args:
-          text: a string; "all" names all parts. Alpha is twice the rank if it is not given.
+          text: a string; "all" names all parts of layers but routers. Alpha is twice the rank if it
+            is not given.
           form: the Form of the model.
 
         Raises:
@@ -121,7 +128,8 @@ class Lora:
         known = {part for weight in form.weights if (part := _part_of(weight))}
         if targets == ["all"]:
             # The logits are not among the layers, and a large vocabulary would make theirs large.
-            targets = sorted(known - {"logits"})
+            # Routers have none in PEFT, where they are no linear layers.
+            targets = sorted(known - {"logits", _ROUTER})
         unknown = [part for part in targets if part not in known]
         if unknown:
             raise ValueError(
@@ -193,8 +201,16 @@ class Lora:
           form: the Form of the model.
 
         Raises:
-          ValueError: some are of kernels that files have in one tensor with others.
+          ValueError: some are of kernels that files have in one tensor with others, or of routers.
         """
+        routers = {w.theirs for w in form.weights if w.ours in self.inputs and _is_router(w)}
+        if routers:
+            raise ValueError(
+                f"adapters of {min(routers)} cannot be written for PEFT: it is what chooses "
+                "experts, and no linear layer there, which alone have adapters. Leave "
+                f"{_ROUTER} out of lora, or leave save_adapters out; the model itself is saved by "
+                "save_pretrained"
+            )
         shared = {w.theirs for w in form.weights if w.ours in self.inputs and "[" in w.stored}
         if shared:
             raise ValueError(
@@ -218,11 +234,10 @@ class Lora:
 
         def end_of(name: str) -> str:
             module = name.removesuffix(".weight")
-            short = module.rpartition(".")[2]
-            # GPT-2's c_proj is of attention and of feed-forward layers.
-            if any(other.endswith(f".{short}.weight") for other in others):
-                return re.sub(r"^.*\.\d+\.", "", module)
-            return short
+            # GPT-2's c_proj is of attention and of feed-forward layers; and adapters that were read
+            # may be of some layers alone.
+            ends = (module.rpartition(".")[2], re.sub(r"^.*\.\d+\.", "", module), module)
+            return next(x for x in ends if not any(o.endswith(f".{x}.weight") for o in others))
 
         return sorted({end_of(name) for name in adapted})
 

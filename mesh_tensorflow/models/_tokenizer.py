@@ -11,8 +11,8 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Optional
 
-from mesh_tensorflow._core.errors import missing_package
-from mesh_tensorflow._huggingface import read_json
+from mesh_tensorflow._core.errors import is_whole, missing_package
+from mesh_tensorflow._huggingface import check_no_pointer, read_json
 from mesh_tensorflow.transformer.vocabulary import Vocabulary
 
 # By llama.cpp's numbers of types: texts have control tokens by their names, which are not decoded;
@@ -74,6 +74,7 @@ _DEFAULT, _WITH_TOOLS = "default", "tool_use"  # names of templates
 # Tokens that templates name, without knowing which they are. Most begin a conversation with the
 # first, and join it to texts, for which it has to be there.
 _BEGIN_AND_END = ("bos_token", "eos_token")
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names of what the model thought
 _NAMED = (*_BEGIN_AND_END, "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -172,15 +173,10 @@ class Tokenizer(Vocabulary):
             template = self.further_templates.get(_WITH_TOOLS, template)
         if template is None:
             raise ValueError("the model has no template of conversations; give it a text")
-        environment = _environment()
+        _environment()  # which may have to be installed, and is no fault of the template
         try:
-            text = environment.from_string(template).render(
-                messages=[
-                    # As transformers does: templates ask whether there is a "tool_calls", and
-                    # would write None.
-                    {name: value for name, value in message.items() if value is not None}
-                    for message in _plain(messages)
-                ],
+            text = _compiled(template).render(
+                messages=[_told(message) for message in _plain(messages)],
                 tools=None if tools is None else _plain(tools),
                 documents=None,
                 add_generation_prompt=answers,
@@ -239,8 +235,17 @@ def _environment() -> Any:
     def refuse(text: str) -> None:
         raise ValueError(f"it says: {text}")
 
-    def to_json(x: Any, ensure_ascii: bool = False, **options: Any) -> str:
-        return json.dumps(x, ensure_ascii=ensure_ascii, **options)
+    def to_json(
+        x: Any,
+        ensure_ascii: bool = False,
+        indent: Any = None,
+        separators: Any = None,
+        sort_keys: bool = False,
+    ) -> str:
+        # Templates give these in this order, too, without their names.
+        return json.dumps(
+            x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
 
     # A template is code of whoever wrote the folder.
     # Line breaks around blocks are left out, as transformers does, for which they are written.
@@ -256,6 +261,14 @@ def _environment() -> Any:
     return made
 
 
+# A conversation of a training is rendered several times for each answer in it, and to compile a
+# long template takes longer than all of that.
+@functools.lru_cache(maxsize=16)
+def _compiled(template: str) -> Any:
+    """Returns a jinja2 template of its text."""
+    return _environment().from_string(template)
+
+
 def _plain(given: Any) -> Any:
     """Returns a copy of lists and dictionaries of what JSON has, and of nothing else.
 
@@ -269,6 +282,21 @@ def _plain(given: Any) -> Any:
         raise TypeError(f"{x!r} is a {type(x).__name__}; give texts, numbers, lists, dictionaries")
 
     return json.loads(json.dumps(list(given), default=of_mapping))
+
+
+def _told(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a template is told of a message, as by transformers.
+
+    Args:
+      message: a dictionary.
+    """
+    # Templates ask whether there is a "tool_calls", and would write None.
+    told = {name: value for name, value in message.items() if value is not None}
+    thought = next((told[name] for name in _THOUGHTS if name in told), None)
+    if thought is None:
+        return told
+    # Each template reads one of these names, whichever the conversation has.
+    return {"thinking": thought, **told, "reasoning_content": thought}
 
 
 def _templates(path: str, settings: Mapping[str, Any]) -> dict[str, str]:
@@ -346,6 +374,7 @@ def of_folder(path: str) -> Optional[Tokenizer]:
     try:
         made = tokenizers.Tokenizer.from_file(file)
     except Exception as error:  # the package has none of its own
+        check_no_pointer(file)
         raise ValueError(f"{file} is damaged: {error}") from error
     # Some have lengths of their training here, to which all texts would be cut or filled up.
     made.no_truncation()
@@ -359,15 +388,33 @@ def of_folder(path: str) -> Optional[Tokenizer]:
     return Tokenizer(made, template, named, templates, settings)
 
 
-def of_gguf(metadata: Mapping[str, Any]) -> Optional[Tokenizer]:
+def of_gguf(metadata: Mapping[str, Any], where: str = "the GGUF file") -> Optional[Tokenizer]:
     """Returns the tokenizer of a GGUF file; None if it is of a kind that is not known.
 
     Args:
       metadata: its `metadata`.
+      where: what the error names, the path of the file.
+
+    Raises:
+      ValueError: what they tell of a tokenizer is damaged.
     """
-    split = _SPLITS.get(metadata.get("ggml.pre", "default"))
+    kind = metadata.get("ggml.pre", "default")
+    split = _SPLITS.get(kind) if isinstance(kind, str) else None
     if metadata.get("ggml.model") != "gpt2" or split is None or not _is_installed():
         return None
+    lacking = [n for n in ("ggml.tokens", "ggml.merges") if not isinstance(metadata.get(n), list)]
+    if lacking:
+        raise ValueError(f"{where} is damaged: its metadata have no list tokenizer.{lacking[0]}")
+    try:
+        return _of_byte_pairs(metadata, split)
+    except Exception as error:  # the package has none of its own
+        raise ValueError(
+            f"{where} is damaged: no tokenizer can be made of its metadata: {error}"
+        ) from error
+
+
+def _of_byte_pairs(metadata: Mapping[str, Any], split: _Split) -> Tokenizer:
+    """Returns the tokenizer that metadata of a GGUF file tell of."""
     import tokenizers
     from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
@@ -394,6 +441,10 @@ def of_gguf(metadata: Mapping[str, Any]) -> Optional[Tokenizer]:
             [tokenizers.AddedToken(t, special=special, normalized=False) for t in tokens_of_kind]
         )
     ids = {name: metadata.get(f"ggml.{name}_id") for name in _BEGIN_AND_END}
+    for name, i in ids.items():
+        # Of a list, -1 would be the last one.
+        if i is not None and not (is_whole(i, 0) and i < len(tokens)):
+            raise ValueError(f"tokenizer.ggml.{name}_id={i!r} is none of its {len(tokens)} tokens")
     named = {name: tokens[i] for name, i in ids.items() if i is not None}
     # Around each text, unless the file has no such token.
     added = {

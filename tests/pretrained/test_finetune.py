@@ -474,6 +474,30 @@ def test_on_another_mesh_than_the_models(layout):
 def test_what_peft_cannot_say(tmp_path):
     with pytest.raises(ValueError, match=r"c_attn.weight cannot be written for PEFT: several"):
         tuned(model_of("gpt2"), lora="q,v:2", save_adapters=tmp_path)
+    with pytest.raises(ValueError, match=r"sparse_moe.gate.weight cannot be written for PEFT: it"):
+        tuned(model_of("mixtral"), lora="q,top_n_gating:2", save_adapters=tmp_path)
+
+
+def test_all_adapters_of_a_mixture_of_experts(tmp_path):
+    """PEFT reads those of linear layers alone: a router is none in transformers 5."""
+    tuned(model_of("qwen2_moe"), 1, lora="all:2", save_adapters=tmp_path)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert set(config["target_modules"]) == {
+        "q_proj", "k_proj", "v_proj", "o_proj", "shared_expert_gate",
+        *(f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")),
+    }  # fmt: skip
+
+
+def test_adapters_of_one_layer_are_of_it_alone(tmp_path):
+    """Modules that are named in the file, and have no adapter there, would get one by PEFT."""
+    tuned(model_of(), 1, lora="q,wi_0:2", save_adapters=tmp_path)
+    file = tmp_path / "adapter_model.safetensors"
+    tensors = safetensors.numpy.load_file(file)
+    kept = {n: x for n, x in tensors.items() if ".layers.0." not in n or "gate_proj" in n}
+    safetensors.numpy.save_file(kept, file)
+    tuned(model_of(), 1, lora=tmp_path, save_adapters=tmp_path / "again")
+    config = json.loads((tmp_path / "again" / "adapter_config.json").read_text())
+    assert config["target_modules"] == ["gate_proj", "model.layers.1.self_attn.q_proj"]
 
 
 def test_damaged_adapters(tmp_path):

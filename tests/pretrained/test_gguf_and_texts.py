@@ -340,7 +340,7 @@ CHAT = [
         "tool_calls": [{"function": {"name": "weather", "arguments": {"x": 1}}}],
     },
     {"role": "tool", "content": "5"},
-    {"role": "assistant", "content": "done"},
+    {"role": "assistant", "content": "done", "reasoning": "why"},
 ]
 # (a template, what transformers 5.24 makes of it, with those tools)
 TEMPLATES = {
@@ -370,6 +370,15 @@ TEMPLATES = {
         "DNone<p>",
     ),
     "a line break at the end": ("a\n\n", "a\n"),
+    "thoughts": (
+        "{{ messages[3].reasoning_content }}{{ messages[3].thinking }}{{ messages[3].reasoning }}"
+        "{{ 'reasoning_content' in messages[1] }}",
+        "whywhywhyFalse",
+    ),
+    "options by place": (
+        "{{ messages[1].tool_calls[0].function.arguments | tojson(true, 1, (',', '=')) }}",
+        '{\n "x"=1\n}',
+    ),
 }
 
 
@@ -380,6 +389,16 @@ def test_a_template_says_what_it_says_in_transformers(name):
     tokenizer.chat_template, tokenizer.named_tokens = template, {"pad_token": "<p>"}
     tokenizer.encode = list
     assert "".join(tokenizer.chat(CHAT, tools=TOOLS)) == expected
+
+
+def test_a_template_is_compiled_once():
+    """Rows to train on render each conversation several times."""
+    tokenizer = a_tokenizer()
+    tokenizer.chat_template = "{{ messages[0].content }}{# of this test alone #}"
+    before = _tokenizer._compiled.cache_info().misses
+    for text in ("a", "b", "c"):
+        assert tokenizer.chat([{"role": "user", "content": text}]) == tokenizer.encode(text)
+    assert _tokenizer._compiled.cache_info().misses == before + 1
 
 
 def test_a_template_knows_the_day():
@@ -576,6 +595,48 @@ def test_no_tokenizer_is_made_of_an_unknown_kind():
     metadata = {"ggml.model": "gpt2", "ggml.pre": "falcon", "ggml.tokens": [], "ggml.merges": []}
     assert _tokenizer.of_gguf(metadata) is None
     assert _tokenizer.of_gguf({**metadata, "ggml.model": "llama", "ggml.pre": "default"}) is None
+
+
+def test_a_tokenizer_of_another_model(tmp_path):
+    """Some of its ids are in the vocabulary, and others are not."""
+    tokenizer = a_tokenizer()
+    tokenizer.tokenizer.add_tokens([f"<{i}>" for i in range(96)])
+    tokenizer.save(shutil.copytree(FIXTURES / "llama", tmp_path / "model"))
+    model = mtf.models.from_pretrained(tmp_path / "model")
+    text = (
+        "id 12., which is not in the vocabulary, 0 to 95: the tokenizer makes it of the text, and"
+    )
+    with pytest.raises(ValueError, match=text.replace(", which", "")):
+        model.generate(["a", "a<90>"])
+    with pytest.raises(ValueError, match=text):
+        model.examples([{"text": "a<90>"}], 8)
+    with pytest.raises(ValueError, match="the id 96, which is not in the vocabulary, 0 to 95$"):
+        model.examples([{"ids": [1, 96]}], 8)
+
+
+# What is wrong with metadata, and what the error says.
+DAMAGED_METADATA = {
+    "no_merges": (
+        {"ggml.merges": None},
+        "x.gguf is damaged: its metadata have no list tokenizer.gg",
+    ),
+    "no_tokens": ({"ggml.tokens": "ab"}, "its metadata have no list tokenizer.ggml.tokens"),
+    "half_a_pair": ({"ggml.merges": ["ab"]}, "no tokenizer can be made of its metadata: "),
+    "no_such_token": ({"ggml.merges": ["a c"]}, "made of its metadata: .* Token `c` out of voc"),
+    "id": ({"ggml.bos_token_id": 9}, "tokenizer.ggml.bos_token_id=9 is none of its 3 tokens"),
+    "below_0": ({"ggml.eos_token_id": -1}, "ggml.eos_token_id=-1 is none of its 3 tokens"),
+    "text": ({"ggml.eos_token_id": "2"}, "ggml.eos_token_id='2' is none of its 3 tokens"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED_METADATA)
+def test_damaged_metadata_of_tokenizers(name):
+    fields, text = DAMAGED_METADATA[name]
+    metadata = {"ggml.model": "gpt2", "ggml.tokens": ["a", "b", "ab"], "ggml.merges": ["a b"]}
+    assert _tokenizer.of_gguf(metadata, "x.gguf").encode("ab") == [2]
+    with pytest.raises(ValueError, match=text):
+        _tokenizer.of_gguf({**metadata, **fields}, "x.gguf")
+    assert _tokenizer.of_gguf({**metadata, "ggml.pre": ["gpt-2"]}) is None
 
 
 def test_texts_that_are_refused(tmp_path):

@@ -323,6 +323,18 @@ def no_config(folder):
     (folder / "config.json").unlink()
 
 
+def not_fetched(name):
+    def make(folder):
+        (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+
+    return make
+
+
+def a_link_to_nothing(folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to("../../blobs/0123")
+
+
 # What is done to a folder: the text of the error.
 BAD_FOLDERS = {
     "missing_shard": (a_missing_shard, r"two\.safetensors: there is no such file, but the model's"),
@@ -337,6 +349,13 @@ BAD_FOLDERS = {
     "shape": (of_another_shape, r"model\.norm\.weight has shape \[25\] instead of \[d_model=24\]"),
     "integers": (of_integers, r"model\.norm\.weight is of dtype I32, but weights are of F64"),
     "json": (no_json, "config.json is damaged, it is no JSON"),
+    "not_fetched": (not_fetched("model.safetensors"), "model.safetensors is not the file .*lfs pu"),
+    "config_not_fetched": (
+        not_fetched("config.json"),
+        "config.json is not the file .*git lfs pull",
+    ),
+    "tokenizer_not_fetched": (not_fetched("tokenizer.json"), "tokenizer.json is not .*git lfs pul"),
+    "link": (a_link_to_nothing, r"is a link to '\.\./\.\./blobs/0123', where there is no file"),
     "no_config": (no_config, "there is no config.json in .*model', or nothing in it"),
     "copy": (
         another_copy(),
