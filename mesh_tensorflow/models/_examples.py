@@ -56,24 +56,24 @@ def rows_of(
     rows: list[list[_Example]] = []
     room = number_cut = 0
     for where, example in _read(examples):
-        found = _example_of(where, example, tokenizer, end)
-        if not found.ids:
+        encoded = _example_of(where, example, tokenizer, end)
+        if not encoded.ids:
             raise ValueError(f"examples: {where} has no ids; leave it out")
         # The lookup of an embedding would give zeros for such an id, and no error.
-        wrong = [id_ for id_ in found.ids if not 0 <= id_ < vocab]
+        wrong = [id_ for id_ in encoded.ids if not 0 <= id_ < vocab]
         if wrong:
             raise ValueError(
                 f"examples: {where} has the id {wrong[0]}, which is not in the vocabulary, 0 to "
                 f"{vocab - 1}{'' if 'ids' in example else OF_TOKENIZER}"
             )
-        number_cut += len(found.ids) > length
-        found = _Example(found.ids[:length], found.weights[:length])
+        number_cut += len(encoded.ids) > length
+        encoded = _Example(encoded.ids[:length], encoded.weights[:length])
         # In the last row alone: rows keep the order of the examples, and none is looked at twice.
-        if not pack or not rows or len(found.ids) > room:
+        if not pack or not rows or len(encoded.ids) > room:
             rows.append([])
             room = length
-        rows[-1].append(found)
-        room -= len(found.ids)
+        rows[-1].append(encoded)
+        room -= len(encoded.ids)
     if not rows:
         raise ValueError(f"examples: {_name_of(examples)} has none")
     if number_cut:

@@ -312,20 +312,20 @@ def _templates(path: str, settings: Mapping[str, Any]) -> dict[str, str]:
     files = {_DEFAULT: os.path.join(path, _TEMPLATE)}
     for file in sorted(glob.glob(os.path.join(glob.escape(path), _FURTHER, f"*{_ENDING}"))):
         files[os.path.basename(file).removesuffix(_ENDING)] = file
-    found = {name: _text_of(file) for name, file in files.items() if os.path.isfile(file)}
-    if found:  # those of the other file do not count, as in transformers
-        return found
+    by_name = {name: _text_of(file) for name, file in files.items() if os.path.isfile(file)}
+    if by_name:  # those of the other file do not count, as in transformers
+        return by_name
     templates = settings.get("chat_template")
     if isinstance(templates, list):
         templates = {t.get("name"): t.get("template") for t in templates if isinstance(t, dict)}
     if not isinstance(templates, dict):
         templates = {_DEFAULT: templates}
-    found = {n: t for n, t in templates.items() if isinstance(n, str) and isinstance(t, str)}
-    for name in found:
+    by_name = {n: t for n, t in templates.items() if isinstance(n, str) and isinstance(t, str)}
+    for name in by_name:
         # `save` makes a file of each, which has to be in its folder.
         if name in ("", ".", "..") or os.path.basename(name) != name or "\0" in name:
             raise ValueError(f"{path}: {_SETTINGS} has a template {name!r}, which names no file")
-    return found
+    return by_name
 
 
 def _text_of(file: str) -> str:
