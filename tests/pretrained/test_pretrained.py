@@ -723,7 +723,9 @@ def test_mistakes(tmp_path):
     with pytest.raises(ValueError, match="mesh dimension"):
         mtf.models.from_pretrained(FIXTURES / "llama", mesh_shape="x:2", layout="vocab:y")
     for layout in ("auto", mtf.auto_mtf.Auto()):
-        with pytest.raises(ValueError, match=r"layout=.* is of trainings, .* mtf.models.layouts.of"):
+        with pytest.raises(
+            ValueError, match=r"layout=.* is of trainings, .* mtf.models.layouts.of"
+        ):
             mtf.models.from_pretrained(FIXTURES / "llama", mesh_shape="x:2", layout=layout)
     with pytest.raises(ValueError, match="dtype='float16' is none of 'float32', 'bfloat16'"):
         mtf.models.from_pretrained(FIXTURES / "llama", dtype="float16")
