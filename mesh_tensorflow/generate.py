@@ -106,12 +106,20 @@ def _converse(
         messages.append({"role": "assistant", "content": answer})
 
 
+def _lines(path: str) -> list[str]:
+    """Returns the lines of a file that have something in them."""
+    try:
+        # Editors of Windows begin a text with a mark, which is no part of the first line.
+        with open(path, encoding="utf-8-sig") as f:
+            return [line.rstrip("\n") for line in f if line.strip()]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--prompts_file={path} is not in UTF-8: {error}") from error
+
+
 def _continue_lines(
-    model: models.LanguageModel, path: str, batch_size: int, arguments: dict[str, Any]
+    model: models.LanguageModel, prompts: list[str], batch_size: int, arguments: dict[str, Any]
 ) -> None:
-    """Writes the continuation of each line of a file."""
-    with open(path, encoding="utf-8") as f:
-        prompts = [line.rstrip("\n") for line in f if line.strip()]
+    """Writes the continuation of each of some texts."""
     for i in range(0, len(prompts), batch_size):
         batch = prompts[i : i + batch_size]
         for prompt, text in zip(batch, model.generate(batch, **arguments)):
@@ -129,12 +137,13 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
       0.
     """
     options = _options(arguments)
+    prompts = _lines(options.prompts_file) if options.prompts_file else []
     model = _flags.opened(options)
     asked = _arguments(options)
     if options.chat:
         _converse(model, options.system, asked)
     elif options.prompts_file:
-        _continue_lines(model, options.prompts_file, options.batch_size, asked)
+        _continue_lines(model, prompts, options.batch_size, asked)
     else:
         _told(_pieces(model, options.prompt, asked))
     return 0

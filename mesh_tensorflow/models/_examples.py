@@ -135,7 +135,9 @@ def _read(examples: Examples) -> Iterator[tuple[str, Any]]:
             if not line.strip():
                 continue
             try:
-                yield f"{name}, line {i}", json.loads(line.decode("utf-8"))
+                # Editors of Windows begin a text with a mark, which is no part of the first line.
+                text = line.decode("utf-8-sig" if i == 1 else "utf-8")
+                yield f"{name}, line {i}", json.loads(text)
             except UnicodeDecodeError as error:
                 raise ValueError(f"examples: {name}, line {i} is not in UTF-8: {error}") from error
             except (ValueError, RecursionError) as error:

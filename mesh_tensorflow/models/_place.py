@@ -26,6 +26,7 @@ from mesh_tensorflow._mesh.slice_functions import never_compiled
 from mesh_tensorflow._mesh.variables.store import VariableStore, function, leaf_key
 from mesh_tensorflow._pjrt import pjrt
 from mesh_tensorflow._watching import collecting, hand_over, told_to_user, watch_key
+from mesh_tensorflow.auto_mtf.measured import Auto
 from mesh_tensorflow.checkpoint import Assignments, init_from_values
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.train._placing import Placing, check_pjrt, devices_of
@@ -367,6 +368,13 @@ def place_of(
     stored: dict[str, Any] = {"zero": zero, "zero_axis": zero_axis}
     if mesh_impl is not None:
         check_choice(what, "mesh_impl", mesh_impl, MESH_IMPLS)
+    if layout == "auto" or isinstance(layout, Auto):
+        raise ValueError(
+            f"{what}: layout={layout!r} is of trainings, whose steps are timed: give it to "
+            "mtf.models.finetune or mtf.train.fit, with mesh_shape. A model has a layout that is "
+            "said: mtf.models.layouts.of returns one for ways such as 'tensor:4', and "
+            "mtf.models.layouts.plan searches for one"
+        )
     rules = convert_to_layout_rules(layout)
     rules = rules.allowing_uneven() if uneven else rules
     if mesh_impl == "pjrt":

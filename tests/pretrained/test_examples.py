@@ -180,6 +180,11 @@ def test_files(tmp_path):
     model = model_of()
     for name, array in model.examples(path, 7).items():
         np.testing.assert_array_equal(array, model.examples(EXAMPLES, 7)[name])
+    # With the mark that editors of Windows put before a text.
+    path.write_text("\n".join(map(json.dumps, EXAMPLES)), encoding="utf-8-sig")
+    np.testing.assert_array_equal(
+        model.examples(path, 7)["ids"], model.examples(EXAMPLES, 7)["ids"]
+    )
     path.write_text('{"ids": [1, 2]}\n{"ids": ')
     with pytest.raises(ValueError, match=r"train.jsonl, line 2 is no JSON"):
         model.examples(path, 7)

@@ -476,7 +476,8 @@ def test_a_stream_that_is_left_ends_its_program(tmp_path):
 def test_the_command(tmp_path, capsys, monkeypatch):
     model, letters = with_texts(tmp_path), "\xa5\xa9\xc0"
     folder, lines = f"--model={tmp_path / 'model'}", tmp_path / "lines.txt"
-    lines.write_text(f"{letters}\n\n{letters[:2]}\n", encoding="utf-8")
+    # With the mark that editors of Windows put before a text.
+    lines.write_text(f"{letters}\n\n{letters[:2]}\n", encoding="utf-8-sig")
 
     def told(*arguments):
         assert generate.main([folder, "--max_new_tokens=5", "--stop=-1", *arguments]) == 0
@@ -512,10 +513,13 @@ def test_the_command(tmp_path, capsys, monkeypatch):
 @pytest.mark.slow
 def test_mistakes_of_the_command(tmp_path):
     with_texts(tmp_path)
+    other = tmp_path / "other.txt"
+    other.write_text("\xa5", encoding="latin1")
     command = ["-m", "mesh_tensorflow.generate", f"--model={tmp_path / 'model'}"]
     for arguments, text in [
         (["--prompt=\xa5", "--top_p=0"], "mesh_tensorflow.generate: generate: top_p=0.0 must be"),
         (["--chat", "--prompt=a"], "not allowed with argument"),
+        ([f"--prompts_file={other}"], "other.txt is not in UTF-8: "),
         (["--prompts_file=nothing.txt"], "--prompts_file: there is no file 'nothing.txt'"),
         (["--prompt=\xa5", "--ways=data:2", "--layout=vocab:x"], "says what --layout would; give"),
         (["--prompt=\xa5", "--system=\xa5"], "--system is of conversations: give --chat, too"),

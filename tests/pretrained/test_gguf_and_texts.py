@@ -610,7 +610,7 @@ def test_a_tokenizer_of_another_model(tmp_path):
         model.generate(["a", "a<90>"])
     with pytest.raises(ValueError, match=text):
         model.examples([{"text": "a<90>"}], 8)
-    with pytest.raises(ValueError, match="the id 96, which is not in the vocabulary, 0 to 95$"):
+    with pytest.raises(ValueError, match=r"the id 96, which is not in the vocabulary, 0 to 95$"):
         model.examples([{"ids": [1, 96]}], 8)
 
 

@@ -722,6 +722,11 @@ def test_mistakes(tmp_path):
         model.save_pretrained(FIXTURES / "llama")
     with pytest.raises(ValueError, match="mesh dimension"):
         mtf.models.from_pretrained(FIXTURES / "llama", mesh_shape="x:2", layout="vocab:y")
+    for layout in ("auto", mtf.auto_mtf.Auto()):
+        with pytest.raises(
+            ValueError, match=r"layout=.* is of trainings, .* mtf.models.layouts.of"
+        ):
+            mtf.models.from_pretrained(FIXTURES / "llama", mesh_shape="x:2", layout=layout)
     with pytest.raises(ValueError, match="dtype='float16' is none of 'float32', 'bfloat16'"):
         mtf.models.from_pretrained(FIXTURES / "llama", dtype="float16")
     with tf.Graph().as_default(), pytest.raises(ValueError, match="needs eager code"):
