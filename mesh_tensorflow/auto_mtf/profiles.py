@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Protocol, Union
 
+import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.graph import Graph
@@ -46,7 +47,9 @@ from mesh_tensorflow._mesh.devices import (
     threads_by_session,
 )
 from mesh_tensorflow._mesh.mesh_impl import LaidOutTensor, MeshImpl, summands_of
+from mesh_tensorflow._pjrt import pjrt
 from mesh_tensorflow._processes.peers import Exchange, alone
+from mesh_tensorflow._processes.processes import processes, several_of_jax
 from mesh_tensorflow._progress import Progress
 from mesh_tensorflow.auto_mtf._cache import Cache
 from mesh_tensorflow.auto_mtf._space import layout_pairs, layout_text
@@ -58,6 +61,7 @@ from mesh_tensorflow.auto_mtf.hardware import (
     Seconds,
     hardware_profile,
     local_machine,
+    named_like,
 )
 from mesh_tensorflow.auto_mtf.step_time import ProgramParts, StepEstimator
 from mesh_tensorflow.ops._source import ImportLaidOutTensorOperation, ImportOperation
@@ -135,13 +139,14 @@ class Servers(Protocol):
 
 
 class Processors:
-    """Where a program runs: the processors of a mesh, logical CPUs or GPUs.
+    """Where a program runs: the processors of a mesh, logical CPUs, GPUs or devices of JAX.
 
     Attributes:
       shape: the Shape of the mesh.
       devices: a device string for each processor.
       simd: whether they run one program.
-      servers: those of several processes; None if all processors are in this one.
+      pjrt: whether they are devices of JAX, on which nothing is timed alone.
+      servers: those of several processes; None if all processors are in this one, or JAX's.
     """
 
     def __init__(
@@ -149,6 +154,7 @@ class Processors:
         shape: ShapeLike,
         devices: Optional[Sequence[str]] = None,
         simd: bool = False,
+        pjrt: bool = False,
         servers: Optional[Servers] = None,
     ):
         """Creates the Processors of a mesh.
@@ -157,10 +163,13 @@ class Processors:
           shape: the shape of the mesh.
           devices: a device for each; None for the first GPUs, or logical CPUs, of the process.
           simd: whether they run one program.
+          pjrt: whether they are devices of JAX, which have no device strings.
           servers: those of several processes, if all processes do what is done here.
         """
         self.shape = convert_to_shape(shape) or Shape([])
-        self.simd, self.servers = simd, servers
+        self.simd, self.pjrt, self.servers = simd, pjrt, servers
+        if pjrt:
+            devices = [""] * self.shape.size
         found = list(default_devices() if devices is None else devices)
         if devices is None and len(found) < self.shape.size:
             found = [f"/device:CPU:{i}" for i in range(self.shape.size)]
@@ -182,14 +191,52 @@ class Processors:
         return f"simd={self.simd} {self.devices}"
 
     @property
+    def processes(self) -> int:
+        """How many processes have the devices."""
+        if self.pjrt:
+            return processes().count if several_of_jax() else 1
+        specs = [tf.DeviceSpec.from_string(device) for device in self.devices]
+        return len({(spec.job, spec.task) for spec in specs})
+
+    @property
+    def kind(self) -> str:
+        """What the devices are called by their maker; "" for CPUs."""
+        if self.pjrt:
+            return pjrt().device_kind_of(self.shape)
+        if not any("gpu" in device.lower() for device in self.devices):
+            return ""
+        [gpu, *_] = tf2.config.list_physical_devices("GPU")
+        return tf2.config.experimental.get_device_details(gpu).get("device_name", "")
+
+    def hardware(self, given: Union[str, Hardware, None] = None) -> Hardware:
+        """Returns the profile of the cost model.
+
+        Args:
+          given: what the user asks for, see `hardware_profile`; None for what the devices are.
+        """
+        if given is not None:
+            return hardware_profile(given)
+        if self.kind:
+            return named_like(self.kind) or hardware_profile()
+        several = self.processes > 1
+        return local_machine(
+            self.shape.size,
+            one_memory=self.one_memory,
+            processes=self.processes,
+            machines=processes().machines if several else 1,
+            compiled=self.pjrt,
+        )
+
+    @property
     def executed(self) -> Shape:
         """The shape of the mesh whose slices are computed, with merged processors as one."""
-        return self.shape if self.simd else self._placement("").execution_impl.shape
+        apart = self.simd or self.pjrt
+        return self.shape if apart else self._placement("").execution_impl.shape
 
     @property
     def one_memory(self) -> bool:
         """Whether processors share equal slices, which are computed once."""
-        return not self.simd and len(set(self._placement("").domains)) == 1
+        return not (self.simd or self.pjrt) and len(set(self._placement("").domains)) == 1
 
     def slices(self, layout: str) -> int:
         """Returns how many slices are computed, each by a part of the machine."""
@@ -814,15 +861,14 @@ def estimator_for(
         )
     profile = profile if isinstance(profile, Profile) else Profile()
     machine = Processors(mesh_shape, profile.devices, profile.simd)
-    known = None if hardware is None else hardware_profile(hardware)
-    return estimator_on(machine, parts, profile, known, stored_layout, **options)
+    return estimator_on(machine, parts, profile, hardware, stored_layout, **options)
 
 
 def estimator_on(
     machine: Processors,
     parts: ProgramParts,
     profile: Optional[Profile],
-    hardware: Optional[Hardware] = None,
+    hardware: Union[str, Hardware, None] = None,
     stored_layout: Optional[StoredLayout] = None,
     **options: Any,
 ) -> StepEstimator:
@@ -831,13 +877,17 @@ def estimator_on(
     Args:
       machine: the Processors.
       parts: the ProgramParts of the program.
-      profile: a Profile, to time operations there; None to know just which processors are merged.
-      hardware: the Hardware of what is not timed; None for that of logical CPUs.
+      profile: a Profile, to time operations there, but on devices of JAX; None to know just which
+        processors are merged.
+      hardware: that of what is not timed, see `Processors.hardware`.
       stored_layout: see StepEstimator.
       **options: further arguments of StepEstimator.
     """
-    shape, executed = machine.shape, machine.executed
-    known = hardware or local_machine(shape.size, one_memory=machine.one_memory)
+    shape, executed, known = machine.shape, machine.executed, machine.hardware(hardware)
+    if machine.pjrt:  # which has threads of its own, and leaves out nothing
+        return StepEstimator(
+            parts.graph, shape, parts.outputs, known, stored_layout, parts, **options
+        )
     costs = MeasuredCosts(executed, known, stored_layout, parts) if profile else None
     # Without splits no processor needs another that has a memory of its own, and without effects
     # only the results of the first are read.
