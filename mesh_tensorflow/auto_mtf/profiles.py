@@ -476,9 +476,9 @@ def _times_of(
     with contextlib.ExitStack() as opened:
         for begin in range(0, len(wanted), _IN_ONE_GRAPH):
             some = wanted[begin : begin + _IN_ONE_GRAPH]
-            batch = _Batch(graph, some, machine, asked, limit)
+            batch = _Batch(graph, some, machine, asked, more, limit)
             waiting.append(opened.enter_context(batch))
-            goes_on = batch.prepare(more)
+            batch.prepare()
             # Other load lasts for seconds. So the rounds of an operation are spread over the time
             # that later ones take to be built: with all in a row, a tenth of the operations of a
             # language model took 1.6 times as long in one run as in another.
@@ -486,7 +486,7 @@ def _times_of(
                 one.turns.take(_ROUNDS_OF_BATCH)
             while waiting and waiting[0].turns.done:
                 times += waiting.popleft().times(of_inputs)
-            if not goes_on:
+            if batch.is_last:
                 break
         while any(not one.turns.done for one in waiting):
             for one in waiting:
@@ -500,9 +500,11 @@ class _Batch(contextlib.ExitStack):
     """Some of what is timed, in one tf graph, with a session for the threads of each program.
 
     Attributes:
+      is_last: whether the seconds are over.
       turns: the _Turns of all steps, once they are prepared.
     """
 
+    is_last = False
     turns: _Turns
 
     def __init__(
@@ -511,45 +513,43 @@ class _Batch(contextlib.ExitStack):
         wanted: Sequence[_Timed],
         machine: Processors,
         asked: set[Hashable],
+        more: Callable[[], bool],
         limit: float,
     ):
-        """Builds what is run.
+        """Builds what is run, until the seconds are over.
 
         Args:
           graph: the program.
           wanted: what is to be timed.
           machine: the Processors.
           asked: the inputs that are timed in earlier batches, to which those of this one are added.
+          more: see `_times_of`.
           limit: see `_times_of`.
         """
         super().__init__()
-        self._wanted, self._machine, self._limit = wanted, machine, limit
-        self._new = {one.inputs: one for one in wanted if one.inputs not in asked}
-        asked.update(self._new)
+        self._machine, self._limit = machine, limit
+        # By inputs, or by number: what is timed, and what a session runs for it.
+        self._built: dict[Hashable, tuple[_Timed, Optional[tf.Operation]]] = {}
+        self._looked_at: list[_Timed] = []
         with tf.Graph().as_default() as self._made:
             # All of a graph before its sessions, which would take long to add to each time.
-            self._inputs = {key: _fetch(graph, one, machine, 0) for key, one in self._new.items()}
-            self._fetches = [_fetch_if_possible(graph, one, machine) for one in wanted]
+            for number, one in enumerate(wanted):
+                if one.inputs not in asked:
+                    asked.add(one.inputs)
+                    self._built[one.inputs] = one, _fetch(graph, one, machine, 0)
+                self._built[number] = one, _fetch_if_possible(graph, one, machine)
+                self._looked_at.append(one)
+                # A convolution whose parts have edges of others takes a second to be built.
+                self.is_last = not more()
+                if self.is_last:
+                    break
         self._sessions: dict[str, tf.Session] = {}
-        self._looked_at = 0
 
-    def prepare(self, more: Callable[[], bool]) -> bool:
-        """Runs each step once; returns whether to go on.
-
-        Args:
-          more: see `_times_of`.
-        """
-        goes_on, steps = True, dict[Hashable, Optional[Callable[[], Any]]]()
-        for key, fetch in self._inputs.items():
-            steps[key] = self._step(self._new[key], fetch)
-        for number, fetch in enumerate(self._fetches):
-            steps[number] = self._step(self._wanted[number], fetch)
-            self._looked_at += 1
-            if not (goes_on := more()):
-                break
+    def prepare(self) -> None:
+        """Runs each step once."""
+        steps = {key: self._step(*built) for key, built in self._built.items()}
         can_run = {key: step for key, step in steps.items() if step is not None}
         self.turns = _Turns(can_run, self._machine.exchange)
-        return goes_on
 
     def _step(self, timed: _Timed, fetch: Optional[tf.Operation]) -> Optional[Callable[[], Any]]:
         """Returns a function that computes something, and has done so; None if it cannot run."""
@@ -586,8 +586,8 @@ class _Batch(contextlib.ExitStack):
         """
         least = self.turns.least()
         self.close()
-        of_inputs.update((key, least[key]) for key in self._inputs)
-        for number, one in enumerate(self._wanted[: self._looked_at]):
+        of_inputs.update(least)  # and the numbers of this batch, which are no inputs
+        for number, one in enumerate(self._looked_at):
             seconds = least.get(number)
             if seconds is not None:
                 seconds = max(0.0, seconds - of_inputs[one.inputs]) / one.repeats

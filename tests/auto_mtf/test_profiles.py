@@ -255,6 +255,16 @@ def test_rounds_are_spread_over_the_time_that_others_are_built(monkeypatch):
     assert builds == [1, 2, 3, 4]
 
 
+def test_what_is_built_is_within_the_seconds(monkeypatch):
+    """Building a split convolution takes longer than timing it."""
+    built, build = [], profiles._fetch_if_possible
+    monkeypatch.setattr(
+        profiles, "_fetch_if_possible", lambda *args: built.append(args) or build(*args)
+    )
+    found = estimator(program(), "", 1e-9)
+    assert len(built) == 1 and str(found.costs).startswith("1 of ")
+
+
 def test_gradients_of_weights_are_computed_beside_others(monkeypatch):
     """Of one slice, on two cores: two products of three take the time of a step."""
     with tf.Graph().as_default():
