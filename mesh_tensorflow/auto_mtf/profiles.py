@@ -81,7 +81,7 @@ _NEAREST = 5  # operations of a class, of which what is not timed is about as lo
 _IN_ONE_GRAPH = 20  # operations; TensorFlow looks through all of a graph for each fetch
 _LONGEST_STEP = 600.0  # seconds, where none are given
 _SHORTEST_LIMIT = 10.0  # of a step that is timed, whose first run takes as long as it is built
-_FORM = 4  # of what is kept; others are of other ways to time
+_FORM = 5  # of what is kept; others are of other ways to time
 _FILLING = 0.5  # whose casts are 0, an id of every vocabulary, and True
 
 
@@ -371,7 +371,8 @@ class _Timed(NamedTuple):
     """What is timed: how often in a step of the program, for how long by the cost model, and how.
 
     Attributes:
-      kind: the class of the operation, or "sum": of what its time is compared with others'.
+      kind: the class of the operation, or "sum", or one that nothing but updates waits for: of what
+        its time is compared with others'.
       predicted: the seconds of one, by the cost model.
       weight: those of a step of the program.
       layout: the layout that it is timed in, of its own dimensions.
@@ -724,16 +725,19 @@ class MeasuredCosts(CostModel):
         """Returns the time of a cost that is no operation's, and is not measured."""
         return ZERO if self._only_timed else super().seconds(cost, rate, tensors, impl)
 
-    def pending_sum(self, x: Tensor, collective: Collective, impl: MeshImpl, times: float) -> float:
+    def pending_sum(
+        self, x: Tensor, collective: Collective, impl: MeshImpl, times: float, beside: bool = False
+    ) -> float:
         """Returns the seconds of the allreduces of a Tensor."""
-        predicted = super().pending_sum(x, collective, impl, times)
+        predicted = super().pending_sum(x, collective, impl, times, beside)
         if not predicted or collective.kind != "allreduce":
             return 0.0 if self._only_timed else predicted
         layout, axes = self._layout_of([x], impl), collective.mesh_axes
         sizes = [self.mesh_shape[axis].size for axis in axes]
-        key = f"sum {tuple(x.shape)} {x.dtype.name} over {sizes} {self._form(layout)}"
+        kind = "sum of gradients" if beside else "sum"
+        key = f"{kind} {tuple(x.shape)} {x.dtype.name} over {sizes} {self._form(layout)}"
         timed = _Timed(
-            "sum", predicted / times, predicted, layout, self._program, True, (x,),
+            kind, predicted / times, predicted, layout, self._program, not beside, (x,),
             functools.partial(_sum, x, axes),
         )  # fmt: skip
         return predicted * self._factor(key, timed)
