@@ -131,21 +131,13 @@ def measured_row(program: str, place: str, options: argparse.Namespace) -> Row:
     from mesh_tensorflow.auto_mtf import measure, profiles, step_time
 
     shape, build = mtf.convert_to_shape(PLACES[place]), BUILDERS[program]
-    where = place_of(place, shape)
-    hardware, servers = where.hardware(mtf.auto_mtf.Auto()), where.servers
-    machine = profiles.Processors(shape, where.devices, where.simd, servers)
+    machine = machine_of(place, shape)
     with tf.Graph().as_default():
         parts = step_time.ProgramParts.of(build())
         begin = time.monotonic()
-        if where.pjrt:
-            rough = step_time.StepEstimator(
-                parts.graph, shape, parts.outputs, hardware, parts=parts
-            )
-            timed = rough
-        else:
-            asked = profiles.Profile(options.seconds, cache="", show=False)
-            timed = profiles.estimator_on(machine, parts, asked, hardware)
-            rough = profiles.estimator_on(machine, parts, None, hardware)
+        asked = profiles.Profile(options.seconds, cache="", show=False)
+        timed = profiles.estimator_on(machine, parts, asked)
+        rough = profiles.estimator_on(machine, parts, None)
         spent = time.monotonic() - begin
         first = [[one.text for one in estimator.best(3)] for estimator in (timed, rough)]
         chosen = [texts[0] for texts in first]
@@ -153,7 +145,7 @@ def measured_row(program: str, place: str, options: argparse.Namespace) -> Row:
         # What `fit(layout="auto")` tries, too.
         layouts = list(dict.fromkeys([*layouts[: options.layouts + 1], *itertools.chain(*first)]))
         seconds = [[e.estimate(x).seconds.total for x in layouts] for e in (rough, timed)]
-    if where.pjrt:
+    if machine.pjrt:
         steps = [step_of_jax(build, shape, layout) for layout in layouts]
         rounds = measure.seconds_in_turns(steps, options.runs, options.rounds)
     else:
@@ -170,18 +162,18 @@ def measured_row(program: str, place: str, options: argparse.Namespace) -> Row:
     return Row(program, place, *columns, rounds, again, ranks, spent, which)  # type: ignore[arg-type]
 
 
-def place_of(place: str, shape: Any) -> Any:
-    """Returns where the programs of a row run, an auto_mtf.measured.Place."""
+def machine_of(place: str, shape: Any) -> Any:
+    """Returns where the programs of a row run, as Processors."""
     from mesh_tensorflow import estimator
-    from mesh_tensorflow.auto_mtf import measured
+    from mesh_tensorflow.auto_mtf.profiles import Processors
     from mesh_tensorflow.estimator.processes import servers_of_all
 
-    cpus = [f"/device:CPU:{i}" for i in range(shape.size)]
     if place != "processes":
-        return measured.Place(shape, tuple(cpus), place == "simd", place == "pjrt")
+        cpus = [f"/device:CPU:{i}" for i in range(shape.size)]
+        return Processors(shape, cpus, place == "simd", place == "pjrt")
     tasks = [("chief", 0), *(("worker", i) for i in range(shape.size - 1))]
-    devices = tuple(f"/job:{job}/task:{task}/device:CPU:0" for job, task in tasks)
-    return measured.Place(shape, devices, servers=servers_of_all(estimator.RunConfig()))
+    devices = [f"/job:{job}/task:{task}/device:CPU:0" for job, task in tasks]
+    return Processors(shape, devices, servers=servers_of_all(estimator.RunConfig()))
 
 
 def step_of_jax(build: Callable[[], Any], shape: Any, layout: str) -> Callable[[], Any]:

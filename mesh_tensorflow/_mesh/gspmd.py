@@ -191,7 +191,7 @@ def matrix_product(
     input_shapes: Sequence[Shape],
     output_shape: Shape,
     values: Sequence[tf.Tensor],
-    is_split: Callable[[Dimension], bool],
+    merges: Callable[[Sequence[Dimension]], bool],
 ) -> Optional[tf.Tensor]:
     """Returns a contraction of whole values as a product of matrices, or of batches of them.
 
@@ -199,8 +199,7 @@ def matrix_product(
       input_shapes: the Shapes of the values.
       output_shape: the Shape of the result.
       values: whole values.
-      is_split: whether the mesh splits a dimension. Several dimensions become one only if the mesh
-        splits none of them but the first: then each processor's part stays in one piece.
+      merges: whether some dimensions become one by a reshape alone, see MeshImpl.
 
     Returns:
       A tf.Tensor; None if it is no such product.
@@ -215,7 +214,7 @@ def matrix_product(
     # What one operand alone has and the output has not is summed over, which no product does.
     if not contracted or {*first, *second} != {*output_shape, *contracted}:
         return None
-    if any(is_split(d) for group in (rows, columns, contracted) for d in group[1:]):
+    if not all(map(merges, (rows, columns, contracted))):
         return None
     sizes = {d: n for s, x in zip(input_shapes, values) for d, n in zip(s, x.shape.as_list())}
     if None in sizes.values():
@@ -613,9 +612,10 @@ class GspmdMeshImpl(MeshImpl[GspmdTensor]):
             return tuple(self.LaidOutTensor([part]) for part in result)
         return self.LaidOutTensor([result])
 
-    def splits(self, dim: Dimension) -> bool:
-        """Whether processors have parts of a Dimension, rather than all of it."""
-        return self.splitting_axis(dim) is not None
+    def merges(self, dims: Sequence[Dimension]) -> bool:
+        """Whether the partitioner leaves parts where they are; see MeshImpl."""
+        # If only the first is split, its parts are contiguous in the product: a reshape keeps them.
+        return not self.annotates or all(self.splitting_axis(d) is None for d in dims[1:])
 
     def einsum_by_shape(
         self, input_shapes: Sequence[Shape], output_shape: Shape, *slices: tf.Tensor
@@ -624,7 +624,7 @@ class GspmdMeshImpl(MeshImpl[GspmdTensor]):
         product = None
         # Only where XLA compiles: what costs time is the translation of tf.einsum for it.
         if current_compilation() is not None:
-            product = matrix_product(input_shapes, output_shape, slices, self.splits)
+            product = matrix_product(input_shapes, output_shape, slices, self.merges)
         if product is None:
             return super().einsum_by_shape(input_shapes, output_shape, *slices)
         return product
@@ -710,15 +710,14 @@ class _WholeMeshImpl(ExecutedMeshImpl, GspmdMeshImpl):
         """Returns a value annotated by the layout on the requested mesh."""
         return self.requested.annotate(value, tensor_shape)
 
-    def splits(self, dim: Dimension) -> bool:
-        """Whether the requested mesh splits a Dimension."""
-        return self.requested.splits(dim)
+    def merges(self, dims: Sequence[Dimension]) -> bool:
+        """Whether the partitioner leaves parts where they are; see MeshImpl."""
+        return self.requested.merges(dims)
 
     def _cut(self, tensor_shape: Shape, count: int) -> Optional[_Cut]:
         """Returns how dimensions are merged; None if annotations split none after the first."""
         requested = self.requested
-        # If only the first is split, its parts are contiguous in the product: a reshape keeps them.
-        if not requested.annotates or not requested.splitting_axes(tensor_shape[1:count]):
+        if requested.merges(tensor_shape.dims[:count]):
             return None
         axes = [None if requested.padding(d) else requested.splitting_axis(d) for d in tensor_shape]
         return _Cut(tensor_shape, axes, requested.shape, count, requested.annotate_axes)

@@ -621,6 +621,10 @@ class MeshImpl(Generic[SlicesT]):
         equation = slice_functions.einsum_equation(input_shapes, output_shape)
         return self.einsum(equation, *slices)
 
+    def merges(self, dims: Sequence[Dimension]) -> bool:
+        """Whether dimensions of a slice become one by a reshape alone, with nothing sent."""
+        return True
+
     # As methods: the first parameter of both functions is the mesh implementation.
     merge_dims, split_dims = slice_functions.merge_dims, slice_functions.split_dims
 

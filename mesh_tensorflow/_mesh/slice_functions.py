@@ -22,7 +22,7 @@ from mesh_tensorflow._calls import within
 from mesh_tensorflow._core.errors import check_choice
 from mesh_tensorflow._core.layout import TensorLayout, parts_along, slice_coordinates
 from mesh_tensorflow._core.operation import ArrayLike
-from mesh_tensorflow._core.shape import Shape, list_product
+from mesh_tensorflow._core.shape import Dimension, Shape, list_product
 
 # -- what operations on one device share
 
@@ -445,6 +445,7 @@ def einsum_slice(
     input_shapes: Sequence[Shape],
     output_shape: Shape,
     einsum_by_shape: Callable[..., tf.Tensor],
+    merges: Callable[[Sequence[Dimension]], bool] = lambda dims: True,
 ) -> tf.Tensor:
     """Contracts slices by dimension.
 
@@ -457,6 +458,7 @@ def einsum_slice(
       input_shapes: their Shapes (of the whole tensors).
       output_shape: a Shape; every dimension occurs in an input.
       einsum_by_shape: takes the Shapes of slices, that of the result, and the slices.
+      merges: whether some dimensions become one by a reshape alone, see MeshImpl.
     """
     all_dims = list(dict.fromkeys(d for shape in input_shapes for d in shape))
     full = next((s for s in [output_shape, *input_shapes] if all(d in s for d in all_dims)), None)
@@ -466,7 +468,7 @@ def einsum_slice(
         if len(slices) == 2 and _second_comes_first(input_shapes, output_shape):
             slices, input_shapes = slices[::-1], input_shapes[::-1]
         return einsum_by_shape(input_shapes, output_shape, *slices)
-    product = _rows_times_matrices(slices, input_shapes, output_shape)
+    product = _rows_times_matrices(slices, input_shapes, output_shape, merges)
     if product is not None:
         return product
     aligned = for_kernels([broadcast_slice(x, s, full) for x, s in zip(slices, input_shapes)])
@@ -493,7 +495,10 @@ def _second_comes_first(input_shapes: Sequence[Shape], output_shape: Shape) -> b
 
 
 def _rows_times_matrices(
-    slices: Sequence[tf.Tensor], input_shapes: Sequence[Shape], output_shape: Shape
+    slices: Sequence[tf.Tensor],
+    input_shapes: Sequence[Shape],
+    output_shape: Shape,
+    merges: Callable[[Sequence[Dimension]], bool],
 ) -> Optional[tf.Tensor]:
     """Returns a contraction as a batch of vectors times matrices; None if it is not one.
 
@@ -512,6 +517,8 @@ def _rows_times_matrices(
     if not (first or matrix_dims == [*batch, *others, *inner]) or dims != [*batch, *inner]:
         return None
     if not inner or not others or output_shape.dims != [*batch, *others]:
+        return None
+    if not (merges(inner) and merges(others)):
         return None
     sizes, place = matrix.shape.as_list(), len(batch)
     small = list_product(sizes[place:]) < _SMALL_MATRIX or list_product(sizes) < _SMALL_MATRICES

@@ -7,7 +7,7 @@ import functools
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -43,6 +43,7 @@ class Step(NamedTuple):
       beside: whether another operation, of the same slices, is computed beside it; see
         `computed_beside`.
       made_of: of a result that depends on constants alone, what makes it; see `constants`.
+      is_waited_for: whether something else than an update reads what it makes; see `for_updates`.
     """
 
     op: Optional[Operation]
@@ -54,6 +55,7 @@ class Step(NamedTuple):
     assigned: bool = False
     beside: bool = False
     made_of: tuple[Operation, ...] = ()
+    is_waited_for: bool = True
 
 
 def constants(operations: Iterable[Operation]) -> dict[Operation, tuple[Operation, ...]]:
@@ -74,11 +76,8 @@ def constants(operations: Iterable[Operation]) -> dict[Operation, tuple[Operatio
     return makers
 
 
-def computed_beside(operations: Sequence[Operation]) -> frozenset[Operation]:
-    """Returns the gradients of weights that are computed beside another gradient.
-
-    The gradients of a product by its two inputs begin at the same time, and have the same slices.
-    That of the weight is read by updates alone, so that the other one goes on without it.
+def read_by_gradients(operations: Sequence[Operation]) -> frozenset[Operation]:
+    """Returns the operations that a gradient is computed of, other than those of weights.
 
     Args:
       operations: the Operations of a program, in order.
@@ -96,6 +95,36 @@ def computed_beside(operations: Sequence[Operation]) -> frozenset[Operation]:
         of = op.gradient_of
         if op in goes_on or not (of is None or of in of_weights):
             goes_on.update(x.operation for x in op.inputs)
+    return frozenset(goes_on)
+
+
+def for_updates(operations: Sequence[Operation], goes_on: Collection[Operation]) -> set[Operation]:
+    """Returns gradients, and what is made of them, that nothing but updates waits for.
+
+    Args:
+      operations: the Operations of a program, in order.
+      goes_on: what `read_by_gradients` returns.
+    """
+    found: set[Operation] = set()
+    for op in operations:
+        of_gradients = op.gradient_of is not None or any(x.operation in found for x in op.inputs)
+        if of_gradients and op not in goes_on:
+            found.add(op)
+    return found
+
+
+def computed_beside(
+    operations: Sequence[Operation], goes_on: Collection[Operation]
+) -> frozenset[Operation]:
+    """Returns the gradients of weights that are computed beside another gradient.
+
+    The gradients of a product by its two inputs begin at the same time, and have the same slices.
+    That of the weight is read by updates alone, so that the other one goes on without it.
+
+    Args:
+      operations: the Operations of a program, in order.
+      goes_on: what `read_by_gradients` returns.
+    """
     others = {op.gradient_of for op in goes_on} - {None}
     return frozenset(op for op in operations if op not in goes_on and op.gradient_of in others)
 
@@ -109,11 +138,14 @@ def program_steps(
       operations: Operations in order.
       outputs: Tensors whose values are needed at the end.
     """
-    beside, made_of = computed_beside(operations), constants(operations)
+    goes_on, made_of = read_by_gradients(operations), constants(operations)
+    beside, late = computed_beside(operations, goes_on), for_updates(operations, goes_on)
     for step in _steps(operations, 1.0, None):
         op = step.op
         if op is not None:
-            step = step._replace(beside=op in beside, made_of=made_of.get(op, ()))
+            step = step._replace(
+                beside=op in beside, made_of=made_of.get(op, ()), is_waited_for=op not in late
+            )
         yield step
     yield Step(None, tuple(outputs), (), 1.0, "outputs")
 
@@ -265,6 +297,9 @@ class _Sums:
         # Which operation pays for a sum depends on the layout, so the steps are walked for each
         # one.
         walk, total = _CountedSums(model, impl), 0.0
+        # Sums that nothing but updates waits for are sent beside each other, and beside what is
+        # computed meanwhile.
+        late = {y for _, s in self.steps if s.op and not s.is_waited_for for y in s.op.outputs}
         for _, step in self.steps:
             walk.asked.clear()
             if step.op is not None:
@@ -273,7 +308,9 @@ class _Sums:
                 walk.needed(x, step.weight, step.assigned)
             for y, x in step.passes:
                 walk.passed(y, x, step.weight)
-            total += sum(model.pending_sum(x, c, impl, step.times) for x, c in walk.asked)
+            total += sum(
+                model.pending_sum(x, c, impl, step.times, x in late) for x, c in walk.asked
+            )
         return Seconds(0.0, total)
 
     def apart(self, candidates: frozenset[str]) -> list[Unit]:
@@ -298,9 +335,12 @@ class _Sums:
         # the order of the program.
         self.steps.sort(key=lambda pair: pair[0])
         numbers, key = _numbering(), list[Hashable]()
-        for _, (op, needs, passes, times, _, weight, assigned, *_) in self.steps:
-            used = [*needs, *itertools.chain(*passes), *(op.inputs + op.outputs if op else ())]
-            key.append((times, op and signature(op), numbers(used), weight, assigned))
+        for _, step in self.steps:
+            op = step.op
+            used = [*step.needs, *itertools.chain(*step.passes)]
+            used += op.inputs + op.outputs if op else []
+            what = op and (signature(op), step.is_waited_for)
+            key.append((step.times, what, numbers(used), step.weight, step.assigned))
         operations = [step.op for _, step in self.steps if step.op is not None]
         weights = [step.weight for _, step in self.steps if step.weight is not None]
         dims = dims_of(operations, weights, candidates)

@@ -17,13 +17,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
-import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.errors import text_table
 from mesh_tensorflow._core.graph import Graph
 from mesh_tensorflow._core.layout import StoredLayout, given_stored_layout
-from mesh_tensorflow._core.shape import Shape, ShapeLike, convert_to_shape
+from mesh_tensorflow._core.shape import Shape, ShapeLike
 from mesh_tensorflow._mesh.devices import threads_by_session
 from mesh_tensorflow._pjrt import pjrt
 from mesh_tensorflow._processes.peers import Exchange, alone
@@ -33,8 +32,8 @@ from mesh_tensorflow._units import ms_text
 from mesh_tensorflow.auto_mtf._cache import Cache
 from mesh_tensorflow.auto_mtf._units import signature
 from mesh_tensorflow.auto_mtf.explanation import distinct
-from mesh_tensorflow.auto_mtf.hardware import Hardware, hardware_profile, local_machine, named_like
-from mesh_tensorflow.auto_mtf.profiles import Processors, Profile, Servers, estimator_on
+from mesh_tensorflow.auto_mtf.hardware import Hardware
+from mesh_tensorflow.auto_mtf.profiles import Processors, Profile, estimator_on
 from mesh_tensorflow.auto_mtf.step_time import ProgramParts, StepEstimator
 from mesh_tensorflow.estimator import Estimator, RunConfig, step_of_training, steps_to_look_at
 from mesh_tensorflow.estimator.processes import in_cluster, programs_over, servers_of_all
@@ -42,7 +41,6 @@ from mesh_tensorflow.estimator.processes import in_cluster, programs_over, serve
 __all__ = [
     "Auto",
     "Choice",
-    "Place",
     "Tried",
     "choose_on",
     "compiling_pays",
@@ -142,12 +140,12 @@ class Choice(NamedTuple):
 
 
 def _preferred(
-    estimator: StepEstimator, auto: Auto, machine: Optional[Processors]
+    estimator: StepEstimator, auto: Auto, machine: Processors
 ) -> list[tuple[str, float]]:
     """Returns the layouts to try, the one that the cost model prefers first, and their seconds."""
     whole, limit = estimator.estimate(""), auto.memory_limit_bytes
     # On one device all layouts are one program, and differences of their times say nothing.
-    merged = machine is not None and machine.executed.size == 1
+    merged = machine.executed.size == 1
     fits = limit is None or whole.peak_bytes <= limit
     estimates = [] if merged and fits else distinct(estimator, auto.candidates, limit)
     # What is not split is often the fastest on few cores, and a layout that all others must beat.
@@ -156,64 +154,8 @@ def _preferred(
     return [(e.text, e.seconds.total) for e in estimates]
 
 
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """Where the programs run whose layout is chosen.
-
-    Attributes:
-      shape: the Shape of the mesh.
-      devices: a device string for each processor.
-      simd: whether all processors run one program.
-      pjrt: whether it runs on devices of JAX.
-      servers: those of several processes that have the devices; None for one, or for JAX.
-    """
-
-    shape: Shape
-    devices: tuple[str, ...]
-    simd: bool = False
-    pjrt: bool = False
-    servers: Optional[Servers] = None
-
-    @property
-    def processes(self) -> int:
-        """How many processes have the devices."""
-        if self.pjrt:
-            return processes().count if several_of_jax() else 1
-        specs = [tf.DeviceSpec.from_string(device) for device in self.devices]
-        return len({(spec.job, spec.task) for spec in specs})
-
-    @property
-    def kind(self) -> str:
-        """What the devices are called by their maker; "" for CPUs."""
-        if self.pjrt:
-            return pjrt().device_kind_of(self.shape)
-        if not any("gpu" in device.lower() for device in self.devices):
-            return ""
-        [gpu, *_] = tf2.config.list_physical_devices("GPU")
-        return tf2.config.experimental.get_device_details(gpu).get("device_name", "")
-
-    def hardware(self, auto: Auto) -> Hardware:
-        """Returns the profile of the cost model.
-
-        Args:
-          auto: what the user asks for.
-        """
-        if auto.hardware is not None:
-            return hardware_profile(auto.hardware)
-        if not self.kind:
-            several = self.processes > 1
-            return local_machine(
-                self.shape.size,
-                one_memory=not (self.simd or self.pjrt or several),
-                processes=self.processes,
-                machines=processes().machines if several else 1,
-                compiled=self.pjrt,
-            )
-        return named_like(self.kind) or hardware_profile()
-
-
 def choose_on(
-    place: Place,
+    machine: Processors,
     graph: Graph,
     auto: Auto,
     stored_layout: Optional[StoredLayout],
@@ -223,7 +165,7 @@ def choose_on(
     """Returns the layout whose steps are the fastest at a place, of those the cost model prefers.
 
     Args:
-      place: where the programs run.
+      machine: where the programs run.
       graph: the Graph of a whole step.
       auto: an Auto.
       stored_layout: how variables are stored; None if as they are computed with.
@@ -235,27 +177,21 @@ def choose_on(
       MemoryLimitError: no layout fits in the limit.
       tf.errors.ResourceExhaustedError: no layout could be run.
     """
-    if place.servers is None:  # which have begun, and have threads for all of their sessions
+    if machine.servers is None:  # which have begun, and have threads for all of their sessions
         threads_by_session()
-    machine = None
-    if not place.pjrt:
-        machine = Processors(place.shape, place.devices, place.simd, place.servers)
-    exchange, is_first = (alone, True) if machine is None else (machine.exchange, machine.is_first)
+    exchange, is_first = machine.exchange, machine.is_first
 
     def find() -> dict[str, Any]:
-        begin, hardware = time.monotonic(), place.hardware(auto)
-        if machine is None:
-            estimator = StepEstimator(graph, place.shape, (), hardware, stored_layout)
-        else:
-            profile = Profile(auto.seconds / 2, auto.cache, show=show) if auto.profile else None
-            estimator = estimator_on(machine, ProgramParts(graph), profile, hardware, stored_layout)
+        begin, parts = time.monotonic(), ProgramParts(graph)
+        profile = Profile(auto.seconds / 2, auto.cache, show=show) if auto.profile else None
+        estimator = estimator_on(machine, parts, profile, auto.hardware, stored_layout)
         # One process searches: the others wait, and leave it the cores that they have in common.
         candidates = exchange(_preferred(estimator, auto, machine) if is_first else None)[0]
         tried = _tried(candidates, auto, begin, run, exchange, show)
         return {"layout": tried[0].layout, "tried": tried}
 
-    where = f"simd={place.simd} pjrt={place.pjrt} {place.kind} {place.devices}"
-    key = _key_of(graph, place.shape, auto, stored_layout, where)
+    where = f"pjrt={machine.pjrt} {machine.kind} {machine.key}"
+    key = _key_of(graph, machine.shape, auto, stored_layout, where)
     found, known = Cache("layouts.json", auto.cache).known_or(key, find, exchange, is_first)
     choice = Choice(found["layout"], [Tried(*one) for one in found["tried"]], known)
     if show:
@@ -309,7 +245,7 @@ def _tried(
 
 def layout_on(
     who: str,
-    place_of: Callable[[], Place],
+    machine_of: Callable[[], Processors],
     graph_of: Callable[[], Graph],
     run: Runner,
     auto: Optional[Auto] = None,
@@ -318,7 +254,7 @@ def layout_on(
 
     Args:
       who: what asks for it, for errors.
-      place_of: returns where the programs run.
+      machine_of: returns where the programs run.
       graph_of: returns the Graph of a whole step.
       run: see `choose_on`.
       auto: see `choose_on`; None for `Auto()`.
@@ -332,9 +268,9 @@ def layout_on(
     if not in_cluster():
         # Before TensorFlow lists devices, and before the first session: they decide about threads.
         threads_by_session()
-    place = place_of()
-    stored = given_stored_layout(place.shape, None, None, None)
-    return choose_on(place, graph_of(), auto or Auto(), stored, run, show=True).layout
+    machine = machine_of()
+    stored = given_stored_layout(machine.shape, None, None, None)
+    return choose_on(machine, graph_of(), auto or Auto(), stored, run, show=True).layout
 
 
 def _check_chief(who: str) -> None:
@@ -393,16 +329,14 @@ def layout_of_estimator(
       tf.errors.ResourceExhaustedError: no layout could be run.
     """
 
-    def place_of() -> Place:
-        shape, simd, pjrt = convert_to_shape(mesh_shape), mesh_impl == "simd", mesh_impl == "pjrt"
-        if pjrt:
-            return Place(shape, ("",) * shape.size, simd, pjrt)
-        found = Processors(shape, devices, simd).devices
-        return Place(shape, tuple(found), simd, pjrt, servers_of_all(estimator_of("").config))
+    def machine_of() -> Processors:
+        simd, jax = mesh_impl == "simd", mesh_impl == "pjrt"
+        servers = None if jax else servers_of_all(estimator_of("").config)
+        return Processors(mesh_shape, devices, simd, jax, servers)
 
     return layout_on(
         "layout_of_estimator",
-        place_of,
+        machine_of,
         lambda: step_of_training(estimator_of(""), input_fn),
         lambda layout: steps_to_look_at(estimator_of(layout), input_fn),
         auto,
@@ -410,7 +344,7 @@ def layout_of_estimator(
 
 
 def compiling_pays(
-    place: Place,
+    machine: Processors,
     graph: Graph,
     auto: Auto,
     run: Callable[[bool], contextlib.AbstractContextManager[Callable[[], Any]]],
@@ -419,7 +353,7 @@ def compiling_pays(
     """Returns whether steps that XLA compiles are faster at a place, and tells the user of it.
 
     Args:
-      place: where the programs run, with all processors on one device.
+      machine: where the programs run, with all processors on one device.
       graph: see `choose_on`.
       auto: how long steps are timed, and where the times are kept.
       run: opens what runs steps that XLA compiles, or others, one in each call.
@@ -439,7 +373,8 @@ def compiling_pays(
             why = e.message.splitlines()[0]
         return {"plain": plain, "compiled": compiled, "why": why}
 
-    key = _key_of(graph, place.shape, auto, None, f"compiled {place.kind} {place.devices}")
+    where = f"compiled {machine.kind} {machine.devices}"
+    key = _key_of(graph, machine.shape, auto, None, where)
     times, known = Cache("layouts.json", auto.cache).known_or(key, find)
     plain, compiled = times["plain"], times["compiled"]
     pays = compiled is not None and compiled < _PAYS * plain

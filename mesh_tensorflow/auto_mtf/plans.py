@@ -20,13 +20,8 @@ from mesh_tensorflow._core.shape import Shape, convert_to_shape
 from mesh_tensorflow._units import bytes_text, ms_text
 from mesh_tensorflow.auto_mtf._space import stored_layouts
 from mesh_tensorflow.auto_mtf.api import all_mesh_shapes
-from mesh_tensorflow.auto_mtf.hardware import (
-    CostModel,
-    Hardware,
-    hardware_profile,
-    local_machine,
-)
-from mesh_tensorflow.auto_mtf.profiles import Profile, estimator_for
+from mesh_tensorflow.auto_mtf.hardware import CostModel, Hardware, hardware_profile
+from mesh_tensorflow.auto_mtf.profiles import Processors, Profile, estimator_for
 from mesh_tensorflow.auto_mtf.step_time import (
     Built,
     Estimate,
@@ -419,7 +414,7 @@ def plan(
         share = profile.seconds / max(1, len(looked_at) * stored)
         profile = dataclasses.replace(profile, seconds=share)
     if profile and hardware is None:
-        hardware = local_machine(processors, one_memory=not profile.simd)
+        hardware = Processors([("all", processors)], profile.devices, profile.simd).hardware()
     known = hardware_profile(hardware)
     search = _Search(shapes, memory_limit_bytes, known, within, joint, profile)
     for choice in looked_at:

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Protocol, Union
 
+import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 from mesh_tensorflow._core.graph import Graph
@@ -46,7 +47,9 @@ from mesh_tensorflow._mesh.devices import (
     threads_by_session,
 )
 from mesh_tensorflow._mesh.mesh_impl import LaidOutTensor, MeshImpl, summands_of
+from mesh_tensorflow._pjrt import pjrt
 from mesh_tensorflow._processes.peers import Exchange, alone
+from mesh_tensorflow._processes.processes import processes, several_of_jax
 from mesh_tensorflow._progress import Progress
 from mesh_tensorflow.auto_mtf._cache import Cache
 from mesh_tensorflow.auto_mtf._space import layout_pairs, layout_text
@@ -58,6 +61,7 @@ from mesh_tensorflow.auto_mtf.hardware import (
     Seconds,
     hardware_profile,
     local_machine,
+    named_like,
 )
 from mesh_tensorflow.auto_mtf.step_time import ProgramParts, StepEstimator
 from mesh_tensorflow.ops._source import ImportLaidOutTensorOperation, ImportOperation
@@ -77,7 +81,7 @@ _NEAREST = 5  # operations of a class, of which what is not timed is about as lo
 _IN_ONE_GRAPH = 20  # operations; TensorFlow looks through all of a graph for each fetch
 _LONGEST_STEP = 600.0  # seconds, where none are given
 _SHORTEST_LIMIT = 10.0  # of a step that is timed, whose first run takes as long as it is built
-_FORM = 4  # of what is kept; others are of other ways to time
+_FORM = 5  # of what is kept; others are of other ways to time
 _FILLING = 0.5  # whose casts are 0, an id of every vocabulary, and True
 
 
@@ -135,13 +139,14 @@ class Servers(Protocol):
 
 
 class Processors:
-    """Where a program runs: the processors of a mesh, logical CPUs or GPUs.
+    """Where a program runs: the processors of a mesh, logical CPUs, GPUs or devices of JAX.
 
     Attributes:
       shape: the Shape of the mesh.
       devices: a device string for each processor.
       simd: whether they run one program.
-      servers: those of several processes; None if all processors are in this one.
+      pjrt: whether they are devices of JAX, on which nothing is timed alone.
+      servers: those of several processes; None if all processors are in this one, or JAX's.
     """
 
     def __init__(
@@ -149,6 +154,7 @@ class Processors:
         shape: ShapeLike,
         devices: Optional[Sequence[str]] = None,
         simd: bool = False,
+        pjrt: bool = False,
         servers: Optional[Servers] = None,
     ):
         """Creates the Processors of a mesh.
@@ -157,10 +163,13 @@ class Processors:
           shape: the shape of the mesh.
           devices: a device for each; None for the first GPUs, or logical CPUs, of the process.
           simd: whether they run one program.
+          pjrt: whether they are devices of JAX, which have no device strings.
           servers: those of several processes, if all processes do what is done here.
         """
         self.shape = convert_to_shape(shape) or Shape([])
-        self.simd, self.servers = simd, servers
+        self.simd, self.pjrt, self.servers = simd, pjrt, servers
+        if pjrt:
+            devices = [""] * self.shape.size
         found = list(default_devices() if devices is None else devices)
         if devices is None and len(found) < self.shape.size:
             found = [f"/device:CPU:{i}" for i in range(self.shape.size)]
@@ -182,14 +191,52 @@ class Processors:
         return f"simd={self.simd} {self.devices}"
 
     @property
+    def processes(self) -> int:
+        """How many processes have the devices."""
+        if self.pjrt:
+            return processes().count if several_of_jax() else 1
+        specs = [tf.DeviceSpec.from_string(device) for device in self.devices]
+        return len({(spec.job, spec.task) for spec in specs})
+
+    @property
+    def kind(self) -> str:
+        """What the devices are called by their maker; "" for CPUs."""
+        if self.pjrt:
+            return pjrt().device_kind_of(self.shape)
+        if not any("gpu" in device.lower() for device in self.devices):
+            return ""
+        [gpu, *_] = tf2.config.list_physical_devices("GPU")
+        return tf2.config.experimental.get_device_details(gpu).get("device_name", "")
+
+    def hardware(self, given: Union[str, Hardware, None] = None) -> Hardware:
+        """Returns the profile of the cost model.
+
+        Args:
+          given: what the user asks for, see `hardware_profile`; None for what the devices are.
+        """
+        if given is not None:
+            return hardware_profile(given)
+        if self.kind:
+            return named_like(self.kind) or hardware_profile()
+        several = self.processes > 1
+        return local_machine(
+            self.shape.size,
+            one_memory=self.one_memory,
+            processes=self.processes,
+            machines=processes().machines if several else 1,
+            compiled=self.pjrt,
+        )
+
+    @property
     def executed(self) -> Shape:
         """The shape of the mesh whose slices are computed, with merged processors as one."""
-        return self.shape if self.simd else self._placement("").execution_impl.shape
+        apart = self.simd or self.pjrt
+        return self.shape if apart else self._placement("").execution_impl.shape
 
     @property
     def one_memory(self) -> bool:
         """Whether processors share equal slices, which are computed once."""
-        return not self.simd and len(set(self._placement("").domains)) == 1
+        return not (self.simd or self.pjrt) and len(set(self._placement("").domains)) == 1
 
     def slices(self, layout: str) -> int:
         """Returns how many slices are computed, each by a part of the machine."""
@@ -324,7 +371,8 @@ class _Timed(NamedTuple):
     """What is timed: how often in a step of the program, for how long by the cost model, and how.
 
     Attributes:
-      kind: the class of the operation, or "sum": of what its time is compared with others'.
+      kind: the class of the operation, or "sum", or one that nothing but updates waits for: of what
+        its time is compared with others'.
       predicted: the seconds of one, by the cost model.
       weight: those of a step of the program.
       layout: the layout that it is timed in, of its own dimensions.
@@ -429,9 +477,9 @@ def _times_of(
     with contextlib.ExitStack() as opened:
         for begin in range(0, len(wanted), _IN_ONE_GRAPH):
             some = wanted[begin : begin + _IN_ONE_GRAPH]
-            batch = _Batch(graph, some, machine, asked, limit)
+            batch = _Batch(graph, some, machine, asked, more, limit)
             waiting.append(opened.enter_context(batch))
-            goes_on = batch.prepare(more)
+            batch.prepare()
             # Other load lasts for seconds. So the rounds of an operation are spread over the time
             # that later ones take to be built: with all in a row, a tenth of the operations of a
             # language model took 1.6 times as long in one run as in another.
@@ -439,7 +487,7 @@ def _times_of(
                 one.turns.take(_ROUNDS_OF_BATCH)
             while waiting and waiting[0].turns.done:
                 times += waiting.popleft().times(of_inputs)
-            if not goes_on:
+            if batch.is_last:
                 break
         while any(not one.turns.done for one in waiting):
             for one in waiting:
@@ -453,9 +501,11 @@ class _Batch(contextlib.ExitStack):
     """Some of what is timed, in one tf graph, with a session for the threads of each program.
 
     Attributes:
+      is_last: whether the seconds are over.
       turns: the _Turns of all steps, once they are prepared.
     """
 
+    is_last = False
     turns: _Turns
 
     def __init__(
@@ -464,45 +514,43 @@ class _Batch(contextlib.ExitStack):
         wanted: Sequence[_Timed],
         machine: Processors,
         asked: set[Hashable],
+        more: Callable[[], bool],
         limit: float,
     ):
-        """Builds what is run.
+        """Builds what is run, until the seconds are over.
 
         Args:
           graph: the program.
           wanted: what is to be timed.
           machine: the Processors.
           asked: the inputs that are timed in earlier batches, to which those of this one are added.
+          more: see `_times_of`.
           limit: see `_times_of`.
         """
         super().__init__()
-        self._wanted, self._machine, self._limit = wanted, machine, limit
-        self._new = {one.inputs: one for one in wanted if one.inputs not in asked}
-        asked.update(self._new)
+        self._machine, self._limit = machine, limit
+        # By inputs, or by number: what is timed, and what a session runs for it.
+        self._built: dict[Hashable, tuple[_Timed, Optional[tf.Operation]]] = {}
+        self._looked_at: list[_Timed] = []
         with tf.Graph().as_default() as self._made:
             # All of a graph before its sessions, which would take long to add to each time.
-            self._inputs = {key: _fetch(graph, one, machine, 0) for key, one in self._new.items()}
-            self._fetches = [_fetch_if_possible(graph, one, machine) for one in wanted]
+            for number, one in enumerate(wanted):
+                if one.inputs not in asked:
+                    asked.add(one.inputs)
+                    self._built[one.inputs] = one, _fetch(graph, one, machine, 0)
+                self._built[number] = one, _fetch_if_possible(graph, one, machine)
+                self._looked_at.append(one)
+                # A convolution whose parts have edges of others takes a second to be built.
+                self.is_last = not more()
+                if self.is_last:
+                    break
         self._sessions: dict[str, tf.Session] = {}
-        self._looked_at = 0
 
-    def prepare(self, more: Callable[[], bool]) -> bool:
-        """Runs each step once; returns whether to go on.
-
-        Args:
-          more: see `_times_of`.
-        """
-        goes_on, steps = True, dict[Hashable, Optional[Callable[[], Any]]]()
-        for key, fetch in self._inputs.items():
-            steps[key] = self._step(self._new[key], fetch)
-        for number, fetch in enumerate(self._fetches):
-            steps[number] = self._step(self._wanted[number], fetch)
-            self._looked_at += 1
-            if not (goes_on := more()):
-                break
+    def prepare(self) -> None:
+        """Runs each step once."""
+        steps = {key: self._step(*built) for key, built in self._built.items()}
         can_run = {key: step for key, step in steps.items() if step is not None}
         self.turns = _Turns(can_run, self._machine.exchange)
-        return goes_on
 
     def _step(self, timed: _Timed, fetch: Optional[tf.Operation]) -> Optional[Callable[[], Any]]:
         """Returns a function that computes something, and has done so; None if it cannot run."""
@@ -539,8 +587,8 @@ class _Batch(contextlib.ExitStack):
         """
         least = self.turns.least()
         self.close()
-        of_inputs.update((key, least[key]) for key in self._inputs)
-        for number, one in enumerate(self._wanted[: self._looked_at]):
+        of_inputs.update(least)  # and the numbers of this batch, which are no inputs
+        for number, one in enumerate(self._looked_at):
             seconds = least.get(number)
             if seconds is not None:
                 seconds = max(0.0, seconds - of_inputs[one.inputs]) / one.repeats
@@ -677,16 +725,19 @@ class MeasuredCosts(CostModel):
         """Returns the time of a cost that is no operation's, and is not measured."""
         return ZERO if self._only_timed else super().seconds(cost, rate, tensors, impl)
 
-    def pending_sum(self, x: Tensor, collective: Collective, impl: MeshImpl, times: float) -> float:
+    def pending_sum(
+        self, x: Tensor, collective: Collective, impl: MeshImpl, times: float, beside: bool = False
+    ) -> float:
         """Returns the seconds of the allreduces of a Tensor."""
-        predicted = super().pending_sum(x, collective, impl, times)
+        predicted = super().pending_sum(x, collective, impl, times, beside)
         if not predicted or collective.kind != "allreduce":
             return 0.0 if self._only_timed else predicted
         layout, axes = self._layout_of([x], impl), collective.mesh_axes
         sizes = [self.mesh_shape[axis].size for axis in axes]
-        key = f"sum {tuple(x.shape)} {x.dtype.name} over {sizes} {self._form(layout)}"
+        kind = "sum of gradients" if beside else "sum"
+        key = f"{kind} {tuple(x.shape)} {x.dtype.name} over {sizes} {self._form(layout)}"
         timed = _Timed(
-            "sum", predicted / times, predicted, layout, self._program, True, (x,),
+            kind, predicted / times, predicted, layout, self._program, not beside, (x,),
             functools.partial(_sum, x, axes),
         )  # fmt: skip
         return predicted * self._factor(key, timed)
@@ -814,15 +865,14 @@ def estimator_for(
         )
     profile = profile if isinstance(profile, Profile) else Profile()
     machine = Processors(mesh_shape, profile.devices, profile.simd)
-    known = None if hardware is None else hardware_profile(hardware)
-    return estimator_on(machine, parts, profile, known, stored_layout, **options)
+    return estimator_on(machine, parts, profile, hardware, stored_layout, **options)
 
 
 def estimator_on(
     machine: Processors,
     parts: ProgramParts,
     profile: Optional[Profile],
-    hardware: Optional[Hardware] = None,
+    hardware: Union[str, Hardware, None] = None,
     stored_layout: Optional[StoredLayout] = None,
     **options: Any,
 ) -> StepEstimator:
@@ -831,13 +881,17 @@ def estimator_on(
     Args:
       machine: the Processors.
       parts: the ProgramParts of the program.
-      profile: a Profile, to time operations there; None to know just which processors are merged.
-      hardware: the Hardware of what is not timed; None for that of logical CPUs.
+      profile: a Profile, to time operations there, but on devices of JAX; None to know just which
+        processors are merged.
+      hardware: that of what is not timed, see `Processors.hardware`.
       stored_layout: see StepEstimator.
       **options: further arguments of StepEstimator.
     """
-    shape, executed = machine.shape, machine.executed
-    known = hardware or local_machine(shape.size, one_memory=machine.one_memory)
+    shape, executed, known = machine.shape, machine.executed, machine.hardware(hardware)
+    if machine.pjrt:  # which has threads of its own, and leaves out nothing
+        return StepEstimator(
+            parts.graph, shape, parts.outputs, known, stored_layout, parts, **options
+        )
     costs = MeasuredCosts(executed, known, stored_layout, parts) if profile else None
     # Without splits no processor needs another that has a memory of its own, and without effects
     # only the results of the first are read.

@@ -263,8 +263,10 @@ class StepEstimator:
         self.mesh_shape: Shape = convert_to_shape(mesh_shape) or Shape([])
         self.hardware = hardware_profile(hardware)
         self._validator = LayoutValidator(mtf_graph, self.mesh_shape)
+        # One processor splits nothing, and takes as long with a rule as without.
+        among = [d.name for d in self.mesh_shape if d.size > 1 and (over is None or d.name in over)]
         self.space = layout_space(
-            mtf_graph.operations, self._validator, exchanges, joint, self._also, over
+            mtf_graph.operations, self._validator, exchanges, joint, self._also, among
         )
         self.stored_layout = stored_layout
         self.parts = parts = parts or ProgramParts(mtf_graph, mtf_outputs)
@@ -283,7 +285,8 @@ class StepEstimator:
     def estimate(self, layout: AnyLayout) -> Estimate:
         """Estimates the time and memory of a step under a layout.
 
-        Rules for missing dimensions, of the program or of the mesh, are ignored.
+        Rules for missing dimensions, of the program or of the mesh, are ignored, as are those for
+        mesh dimensions of one processor.
 
         Args:
           layout: a string such as "batch:rows;d_ff:cols", LayoutRules, or a dictionary.
@@ -332,7 +335,7 @@ class StepEstimator:
         rules: dict[str, str] = {}
         sizes, known = self.space.mesh_sizes, self._validator.mtf_dimension_names
         for d, m in layout_pairs(layout):
-            names = [name for name in joined_names(m, sizes) if name in sizes]
+            names = [name for name in joined_names(m, sizes) if sizes.get(name, 1) > 1]
             # One layout is used for many models and meshes, as in a Lowering.
             if d not in known or not names:
                 continue

@@ -22,7 +22,8 @@ from mesh_tensorflow._mesh.devices import default_devices, devices_for
 from mesh_tensorflow._mesh.variables import checkpoint_files
 from mesh_tensorflow._programs import FLAGS, define, run_with_flags
 from mesh_tensorflow._progress import Progress
-from mesh_tensorflow.auto_mtf.measured import Place, layout_on
+from mesh_tensorflow.auto_mtf.measured import layout_on
+from mesh_tensorflow.auto_mtf.profiles import Processors
 from mesh_tensorflow.estimator.summaries import scalars
 from mesh_tensorflow.experimental import unet
 from mesh_tensorflow.experimental.input_reader import (
@@ -389,10 +390,10 @@ def _chosen_layout() -> Optional[str]:
     if FLAGS.layout != _AUTO:
         return None
 
-    def place_of() -> Place:
+    def machine_of() -> Processors:
         shape = mtf.convert_to_shape(FLAGS.mesh_shape)
         devices = devices_for(shape.size) if FLAGS.use_tpu else _placed_on(shape.size)
-        return Place(shape, tuple(devices), FLAGS.use_tpu)
+        return Processors(shape, devices, FLAGS.use_tpu)
 
     @contextlib.contextmanager
     def run(layout: str) -> Iterator[Callable[[], Any]]:
@@ -403,7 +404,7 @@ def _chosen_layout() -> Optional[str]:
         with contextlib.closing(Model("train", "")) as model:
             return model.graph
 
-    return layout_on("--layout=auto", place_of, graph_of, run)
+    return layout_on("--layout=auto", machine_of, graph_of, run)
 
 
 def _check_flags() -> None:

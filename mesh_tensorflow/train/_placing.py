@@ -37,7 +37,8 @@ from mesh_tensorflow._pjrt import pjrt
 from mesh_tensorflow._processes.peers import POLL_SECONDS, Exchange
 from mesh_tensorflow._processes.processes import Processes, check_described, is_pjrt, processes
 from mesh_tensorflow._stop_signals import StopSignals
-from mesh_tensorflow.auto_mtf.measured import Auto, Place, choose_on, compiling_pays
+from mesh_tensorflow.auto_mtf.measured import Auto, choose_on, compiling_pays
+from mesh_tensorflow.auto_mtf.profiles import Processors
 from mesh_tensorflow.estimator.processes import in_cluster
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
@@ -581,12 +582,14 @@ class Choosing:
 
         with contextlib.nullcontext() if cluster is None else cluster.together():
             graph = _graph_of(setup, batch)
-            place = Place(placing.shape, placing.devices, placing.simd, placing.pjrt, cluster)
-            return self._chosen(place, placing, graph, run)
+            machine = Processors(
+                placing.shape, placing.devices, placing.simd, placing.pjrt, cluster
+            )
+            return self._chosen(machine, placing, graph, run)
 
     def _chosen(
         self,
-        place: Place,
+        machine: Processors,
         placing: Placing,
         graph: mtf.Graph,
         run: Callable[[Placing], contextlib.AbstractContextManager[Callable[[], Any]]],
@@ -597,7 +600,7 @@ class Choosing:
             # Under a name of its own: `placing` is another one below, when layouts have been tried.
             start = placing
             choice = choose_on(
-                place,
+                machine,
                 graph,
                 self.auto,
                 stored,
@@ -607,7 +610,7 @@ class Choosing:
             placing = _with_layout(placing, choice.layout)
         # After the layout, since what XLA saves depends on how the program is split.
         if self.compiled and compiling_pays(
-            place,
+            machine,
             graph,
             self.auto,
             lambda compiled: run(dataclasses.replace(placing, compiled=compiled)),

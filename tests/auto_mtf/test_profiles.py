@@ -255,8 +255,18 @@ def test_rounds_are_spread_over_the_time_that_others_are_built(monkeypatch):
     assert builds == [1, 2, 3, 4]
 
 
-def test_gradients_of_weights_are_computed_beside_others(monkeypatch):
-    """Of one slice, on two cores: two products of three take the time of a step."""
+def test_what_is_built_is_within_the_seconds(monkeypatch):
+    """Building a split convolution takes longer than timing it."""
+    built, build = [], profiles._fetch_if_possible
+    monkeypatch.setattr(
+        profiles, "_fetch_if_possible", lambda *args: built.append(args) or build(*args)
+    )
+    found = estimator(program(), "", 1e-9)
+    assert len(built) == 1 and str(found.costs).startswith("1 of ")
+
+
+def two_layers():
+    """Returns the graph of a training step, and the loss."""
     with tf.Graph().as_default():
         graph = mtf.Graph()
         h = mtf.ones(mtf.Mesh(graph, "mesh"), "batch:64,i:64")
@@ -267,7 +277,39 @@ def test_gradients_of_weights_are_computed_beside_others(monkeypatch):
         variables = graph.trainable_variables
         gradients = mtf.gradients([loss], [v.value for v in variables])
         mtf.optimize.SgdOptimizer(0.1).apply_grads(gradients, variables)
-    beside = _units.computed_beside(graph.operations)
+    return graph, loss
+
+
+@pytest.mark.parametrize(("layout", "part"), [("batch:rows", 1 / 3), ("first:rows", 1.0)])
+def test_sums_for_updates_are_sent_beside_each_other(layout, part):
+    """Of the loss and two gradients, over the batch; a sum of activations is waited for."""
+    graph, loss = two_layers()
+    seconds = []
+    for busy in (1.0, 0.0):
+        link = hardware.Link(1e30, 1e-3, busy=busy)
+        known = hardware.PROFILES["tpu_v3"].replace(link=link)
+        found = step_time.StepEstimator(graph, SHAPE, [loss], known).estimate(layout)
+        seconds.append(found.seconds.communication)
+    assert seconds[1] == pytest.approx(part * seconds[0]) and seconds[0] > 0
+    with pytest.raises(ValueError, match="busy is a part of the latency, from 0 to 1"):
+        hardware.Link(1e9, 1e-3, busy=2.0)
+
+
+@pytest.mark.parametrize("mesh", ["one:1", "one:1,cols:4"])
+def test_one_processor_splits_nothing(mesh):
+    """Programs that are one are no choice, and not tried one after the other."""
+    parts = dense()
+    found = step_time.StepEstimator(parts.graph, mesh, parts.outputs, joint=True)
+    texts = [e.text for e in itertools.islice(found.fastest(), 9)]
+    assert "" in texts and not any("one" in text for text in texts)
+    assert found.estimate("batch:one;h:one+cols") == found.estimate("h:cols")
+
+
+def test_gradients_of_weights_are_computed_beside_others(monkeypatch):
+    """Of one slice, on two cores: two products of three take the time of a step."""
+    graph, loss = two_layers()
+    goes_on = _units.read_by_gradients(graph.operations)
+    beside = _units.computed_beside(graph.operations, goes_on)
     # That of the first layer has no other beside it: nothing asks for the gradient of the input.
     assert [op.name for op in beside] == ["second/einsum/gradients/einsum_1"]
     [op] = beside

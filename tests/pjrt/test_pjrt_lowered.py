@@ -143,3 +143,24 @@ def test_readers_do_not_decide_how_a_transform_lies_in_memory():
     total, power = step()
     # Parseval's theorem: all modes together have the power of all points.
     np.testing.assert_allclose(total, np.full(4, power), rtol=1e-4)
+
+
+@pytest.mark.parametrize("layout", ["x:rows", "y:rows", "z:cols", "y:rows,z:cols", "s:rows,y:cols"])
+def test_a_sum_by_weights_is_of_parts(layout):
+    """Parts stay where they are, and sums of them are added, whichever dimension is split."""
+    shape, box, shells = map(mtf.convert_to_shape, ("x:16,y:16,z:16,s:8", "x:16,y:16,z:16", "s:8"))
+
+    @mtf.pjrt.function(mesh_shape=MESH, layout=layout)
+    def sums(weights, values):
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        x = mtf.import_tf_tensor(mesh, weights, box)
+        y = mtf.einsum([mtf.import_tf_tensor(mesh, values, shape), x], shells)
+        return mtf.Lowering(mesh.graph, {mesh: mtf.pjrt.mesh_impl()}).export_to_tf_tensor(y)
+
+    random = np.random.RandomState(1)
+    weights, values = (random.normal(size=s.to_integer_list).astype("f") for s in (box, shape))
+    # At most the sums are gathered, and no part of an operand.
+    sent = sums.lower(weights, values).collectives()
+    assert sum(one.bytes for one in sent) < weights.nbytes / 4
+    expected = np.einsum("xyz,xyzs->s", weights, values)
+    np.testing.assert_allclose(sums(weights, values), expected, rtol=1e-3)

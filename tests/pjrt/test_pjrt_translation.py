@@ -46,7 +46,11 @@ def product_of(equation, split=""):
     )
     values = [rng.standard_normal(s.to_integer_list).astype("float32") for s in inputs]
     tensors = [tf.constant(v) for v in values]
-    found = matrix_product(inputs, output, tensors, lambda d: d.name in split)
+
+    def merges(dims):
+        return not any(d.name in split for d in dims[1:])
+
+    found = matrix_product(inputs, output, tensors, merges)
     return found, np.einsum(equation, *values)
 
 

@@ -10,7 +10,8 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.auto_mtf import hardware
-from mesh_tensorflow.auto_mtf.measured import Auto, Place, choose_on
+from mesh_tensorflow.auto_mtf.measured import Auto, choose_on
+from mesh_tensorflow.auto_mtf.profiles import Processors
 
 DIMS = {"x": "batch:8,i:12", "y": "batch:8,o:1"}
 X = np.linspace(-1.0, 1.0, 192).reshape(16, 12).astype(np.float32)
@@ -68,8 +69,8 @@ def chosen(run, tmp_path, **kwargs):
     known = hardware.local_machine(4, one_memory=False).replace(link=hardware.Link(1e9, 0.0))
     options = {"hardware": known, "profile": False, **kwargs}
     auto = Auto(cache=str(tmp_path / "layouts.json"), **options)
-    place = Place(SHAPE, tuple(f"cpu:{i}" for i in range(4)))
-    return choose_on(place, graph(), auto, None, run)
+    machine = Processors(SHAPE, [f"cpu:{i}" for i in range(4)])
+    return choose_on(machine, graph(), auto, None, run)
 
 
 def runner(seconds_of, tried):
@@ -119,7 +120,7 @@ def test_time_and_memory_run_out(tmp_path):
 
 def test_on_one_device_nothing_is_split():
     """All layouts are one program; where it is too large, the error is that of any mesh."""
-    auto, one, tried = {"cache": "", "profile": False}, Place(SHAPE, ("cpu:0",) * 4), []
+    auto, one, tried = {"cache": "", "profile": False}, Processors(SHAPE, ["cpu:0"] * 4), []
     run = runner(lambda layout: 0.0, tried)
     choice = choose_on(one, graph(), Auto(**auto), None, run)
     assert choice.layout == "" and tried == [""]

@@ -194,7 +194,9 @@ class EinsumOperation(Operation):
         shapes = [x.shape for x in self.inputs]
         output = self.outputs[0]
         result = mesh_impl.slicewise(
-            lambda *slices: einsum_slice(slices, shapes, output.shape, mesh_impl.einsum_by_shape),
+            lambda *slices: einsum_slice(
+                slices, shapes, output.shape, mesh_impl.einsum_by_shape, mesh_impl.merges
+            ),
             *values,
         )
         # A sum along a split dimension is the sum, over processors, of those along their parts.
@@ -262,7 +264,9 @@ def _einsum_helper(
     summed = mesh_impl.splitting_axes([d for d in every if d not in output_shape])
 
     def multiply(*slices: tf.Tensor) -> tf.Tensor:
-        return einsum_slice(slices, input_shapes, output_shape, mesh_impl.einsum_by_shape)
+        return einsum_slice(
+            slices, input_shapes, output_shape, mesh_impl.einsum_by_shape, mesh_impl.merges
+        )
 
     return multiply, summed
 
