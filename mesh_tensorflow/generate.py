@@ -56,6 +56,8 @@ def _options(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.system is not None and not options.chat:
         parser.error("--system is of conversations: give --chat, too")
+    if options.length_penalty != 1.0 and options.num_beams == 1:
+        parser.error("--length_penalty is of a search: give --num_beams above 1, too")
     if options.batch_size < 1:
         parser.error(f"--batch_size is {options.batch_size}: it has to be 1 or more")
     # Before the model is read, which takes minutes for a large one.

@@ -74,6 +74,7 @@ _DEFAULT, _WITH_TOOLS = "default", "tool_use"  # names of templates
 # Tokens that templates name, without knowing which they are. Most begin a conversation with the
 # first, and join it to texts, for which it has to be there.
 _BEGIN_AND_END = ("bos_token", "eos_token")
+_OF_CHAT = frozenset(["messages", "tools", "documents", "add_generation_prompt"])
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names of what the model thought
 _NAMED = (*_BEGIN_AND_END, "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -154,6 +155,7 @@ class Tokenizer(Vocabulary):
         messages: Sequence[Mapping[str, Any]],
         answers: bool = True,
         tools: Optional[Sequence[Mapping[str, Any]]] = None,
+        chat_template_kwargs: Optional[Mapping[str, Any]] = None,
     ) -> list[int]:
         """Returns the ids of a conversation.
 
@@ -163,12 +165,15 @@ class Tokenizer(Vocabulary):
           answers: whether the model is to answer: then its answer is begun.
           tools: the JSON schemas of functions that the model may call, for a template that knows
             of such; None for none.
+          chat_template_kwargs: what else the template may ask for by name, such as
+            {"enable_thinking": False} for that of Qwen 3; of what JSON has.
 
         Raises:
           ImportError: jinja2 is not installed.
-          ValueError: the model has no template of conversations, or that does not take these.
+          ValueError: the model has no template of conversations, or that does not take these; or
+            `chat_template_kwargs` has what is given in another way.
         """
-        template = self.chat_template
+        template, more = self.chat_template, _further(chat_template_kwargs)
         if tools is not None:
             template = self.further_templates.get(_WITH_TOOLS, template)
         if template is None:
@@ -180,7 +185,7 @@ class Tokenizer(Vocabulary):
                 tools=None if tools is None else _plain(tools),
                 documents=None,
                 add_generation_prompt=answers,
-                **{**dict.fromkeys(_BEGIN_AND_END, ""), **self.named_tokens},
+                **{**dict.fromkeys(_BEGIN_AND_END, ""), **self.named_tokens, **_plain([more])[0]},
             )
         except Exception as e:  # a template may divide by 0 as well as refuse, or be no template
             raise ValueError(f"the model's template of conversations refuses these: {e}") from e
@@ -282,6 +287,23 @@ def _plain(given: Any) -> Any:
         raise TypeError(f"{x!r} is a {type(x).__name__}; give texts, numbers, lists, dictionaries")
 
     return json.loads(json.dumps(list(given), default=of_mapping))
+
+
+def _further(given: Optional[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the argument `chat_template_kwargs`, checked."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise ValueError(
+            f"chat: chat_template_kwargs={given!r} is no dictionary of names in the template and "
+            'their values, such as {"enable_thinking": False}'
+        )
+    if twice := sorted(_OF_CHAT.intersection(given)):
+        raise ValueError(
+            f"chat: chat_template_kwargs has {', '.join(twice)}, which chat gives to the template "
+            "itself: by messages, tools and answers"
+        )
+    return dict(given)
 
 
 def _told(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -523,6 +523,7 @@ def test_mistakes_of_the_command(tmp_path):
         (["--prompts_file=nothing.txt"], "--prompts_file: there is no file 'nothing.txt'"),
         (["--prompt=\xa5", "--ways=data:2", "--layout=vocab:x"], "says what --layout would; give"),
         (["--prompt=\xa5", "--system=\xa5"], "--system is of conversations: give --chat, too"),
+        (["--prompt=\xa5", "--length_penalty=2"], "--length_penalty is of a search: give --num_"),
     ]:
         done = processes.python(*command, *arguments, code=2)
         assert text in done.stderr and "Traceback" not in done.stderr

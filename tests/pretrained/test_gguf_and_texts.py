@@ -391,6 +391,27 @@ def test_a_template_says_what_it_says_in_transformers(name):
     assert "".join(tokenizer.chat(CHAT, tools=TOOLS)) == expected
 
 
+def test_what_else_a_template_asks_for():
+    """As Qwen 3 does whether to think; names of tokens can be given so, too, as in transformers."""
+    tokenizer = a_tokenizer()
+    tokenizer.chat_template = (
+        "{{ enable_thinking is defined and enable_thinking is false }};{{ pad_token }}"
+    )
+    tokenizer.named_tokens, tokenizer.encode = {"pad_token": "<p>"}, list
+
+    def told(given):
+        return "".join(tokenizer.chat(CHAT, chat_template_kwargs=given))
+
+    assert told(None) == told({}) == told({"enable_thinking": True}) == "False;<p>"
+    assert told({"enable_thinking": False, "pad_token": "<q>"}) == "True;<q>"
+    with pytest.raises(ValueError, match=r"has tools, which chat gives to the template itself: by"):
+        told({"tools": []})
+    with pytest.raises(ValueError, match=r"=\['a'\] is no dictionary of names in the template"):
+        told(["a"])
+    with pytest.raises(ValueError, match=r"refuses these: array\(\[1\]\) is a ndarray; give texts"):
+        told({"a": np.array([1])})
+
+
 def test_a_template_is_compiled_once():
     """Rows to train on render each conversation several times."""
     tokenizer = a_tokenizer()
