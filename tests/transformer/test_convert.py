@@ -386,7 +386,8 @@ F8 = '{"a": {"dtype": "F8_E5M2", "shape": [4], "data_offsets": [0, 4]}}'
 DAMAGED = {
     "cut": (ONE, cut, r"model.safetensors is no whole safetensors file"),
     "empty": (ONE, lambda path: cut(path, 0), r"model.safetensors is no whole safetensors file"),
-    "text": (ONE, written("version https://git-lfs"), r"model.safetensors is no whole safetensors"),
+    "text": (ONE, written("<!DOCTYPE html>"), r"model.safetensors is no whole safetensors"),
+    "not fetched": (ONE, written("version https://git-lfs"), r"tensors is not the file itself"),
     "long header": (ONE, lambda path: path.write_bytes(b"\xff" * 99), r"no whole .*header too large"),
     "header": (ONE, header("[" * 999), r"model.safetensors is no whole safetensors file"),
     "dtype": (ONE, header(F8), r"model.safetensors is no whole .*, or has a dtype that NumPy lacks"),
