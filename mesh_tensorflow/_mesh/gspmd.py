@@ -234,12 +234,12 @@ def matrix_product(
     x, x_over_rows = matrices(values[0], first, rows)
     y, y_over_rows = matrices(values[1], second, columns)
     product = tf.matmul(x, y, transpose_a=x_over_rows, transpose_b=not y_over_rows)
-    made = [*batch, *rows, *columns]
-    shape = [sizes[d] for d in made]
+    dims = [*batch, *rows, *columns]
+    shape = [sizes[d] for d in dims]
     product = product if product.shape == shape else tf.reshape(product, shape)
-    if made == output_shape.dims:
+    if dims == output_shape.dims:
         return product
-    return tf.transpose(product, [made.index(d) for d in output_shape])
+    return tf.transpose(product, [dims.index(d) for d in output_shape])
 
 
 # Numbers of the fields of OpSharding, and the type OTHER: tiles over devices.

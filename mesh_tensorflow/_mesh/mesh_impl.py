@@ -381,14 +381,14 @@ class MeshImpl(Generic[SlicesT]):
 
     def _of_layout(self, layout_rules: LayoutRules) -> MeshImpl:
         """Returns a copy that shares all but the layout."""
-        made = copy.copy(self)
-        for name in list(vars(made)):
+        impl = copy.copy(self)
+        for name in list(vars(impl)):
             # What follows from the layout follows from another one here.
             if isinstance(getattr(type(self), name, None), functools.cached_property):
-                delattr(made, name)
-        made._layout_rules = layout_rules.on_mesh(self._shape)
-        made._layouts, made._slice_shapes, made._holders, made._in_layouts = {}, {}, {}, {}
-        return made
+                delattr(impl, name)
+        impl._layout_rules = layout_rules.on_mesh(self._shape)
+        impl._layouts, impl._slice_shapes, impl._holders, impl._in_layouts = {}, {}, {}, {}
+        return impl
 
     # -- shapes and layouts
 
@@ -841,9 +841,9 @@ class ExecutedMeshImpl(MeshImpl):
 
     def _of_layout(self, layout_rules: LayoutRules) -> MeshImpl:
         """Returns a copy that stands for the requested mesh in the other layout; see MeshImpl."""
-        made: Any = super()._of_layout(layout_rules)
-        made.execute(self.requested.with_layout(layout_rules))
-        return made
+        impl: Any = super()._of_layout(layout_rules)
+        impl.execute(self.requested.with_layout(layout_rules))
+        return impl
 
     def tensor_layout(self, arg: Union[Tensor, Shape]) -> TensorLayout:
         """Returns the layout of a Tensor or Shape, which is that on the requested mesh.

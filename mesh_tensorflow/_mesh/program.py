@@ -189,8 +189,8 @@ class ProgramCollectives(Reducer[tf.Tensor]):
     ) -> tf.Tensor:
         """Returns the slice of a source, which may have several receivers, from all slices."""
         # Whoever is to have zeros takes any slice, which `_or_zeros` replaces.
-        known = [source or 0 for source in sources]
-        return tf.gather(self.allgather(x, mesh_axis), self._by_coordinate(mesh_axis, known))
+        senders = [source or 0 for source in sources]
+        return tf.gather(self.allgather(x, mesh_axis), self._by_coordinate(mesh_axis, senders))
 
     def _or_zeros(
         self, y: tf.Tensor, mesh_axis: int, sources: Sequence[Optional[int]]

@@ -226,8 +226,8 @@ def _element_index(
     axes: list[list] = []
     stride = 1
     for size, start, length in zip(reversed(sizes), reversed(begin), reversed(slice_sizes)):
-        whole = axes and axes[-1][3]
-        if whole:
+        contiguous = axes and axes[-1][3]
+        if contiguous:
             _, inner, inner_stride, _ = axes[-1]
             # (start + i) * inner + j, for j below inner, is one range with the inner stride.
             axes[-1] = [start * inner, length * inner, inner_stride, length == size]
@@ -291,8 +291,8 @@ def _uniform(
 
 
 def _uniform_int(bits_fn: Callable, dtype: tf.DType, minval: Number, maxval: Number) -> tf.Tensor:
-    known = not tf.is_tensor(minval) and not tf.is_tensor(maxval)
-    if known and int(maxval) - int(minval) >= 2**63:
+    static = not tf.is_tensor(minval) and not tf.is_tensor(maxval)
+    if static and int(maxval) - int(minval) >= 2**63:
         return _uniform_wide(bits_fn, dtype, minval, maxval)
     wide = tf.cast(tf.cast(bits_fn(0), tf.uint64), tf.int64)
     if dtype.size > 4:
@@ -302,7 +302,7 @@ def _uniform_int(bits_fn: Callable, dtype: tf.DType, minval: Number, maxval: Num
     low, high = tf.cast(minval, tf.int64), tf.cast(maxval, tf.int64)
     # The remainder favors low values, by less than (high - low) / 2**32.
     value = tf.cast(wide % (high - low) + low, dtype)
-    if known or dtype.size <= 4:
+    if static or dtype.size <= 4:
         return value
     # Of tensors, it is known only when the program runs: such a width is negative in int64.
     return tf.where_v2(high - low < 0, _uniform_wide(bits_fn, dtype, minval, maxval), value)
@@ -448,8 +448,8 @@ def _check_integers(dtype: tf.DType, minval: Any, maxval: Any) -> None:
         return
     # The end is no part of the range; that of 64 bits is computed with, and has to be one of them.
     least, most = int(dtype.min), int(dtype.max) + (dtype.size < 8)
-    whole = float(minval).is_integer() and float(maxval).is_integer()
-    if not (whole and least <= minval < maxval <= most):
+    integral = float(minval).is_integer() and float(maxval).is_integer()
+    if not (integral and least <= minval < maxval <= most):
         raise ValueError(
             f"random_uniform of {dtype.name}: there are no integers from minval={minval} to below "
             f"maxval={maxval}; give whole numbers, minval < maxval, from {least} to {most}"

@@ -433,7 +433,7 @@ def _wake_up(program: SimdProgram) -> list[tf.Operation]:
     local = [program.devices[pnum] for pnum in program.local]
     mend = f'the session tf.compat.v1.ConfigProto(device_count={{"CPU": {len(local)}}})'
     # Before any collective begins, as one between two members in one place would never end.
-    apart = [check_distinct_devices(local, f"give {mend}")]
+    device_check = [check_distinct_devices(local, f"give {mend}")]
     alone = len(program.local) == len(program.devices)
     # One for all programs of the graph; with several processes, for those on the same devices.
     collectives = tf.get_collection_ref(f"mtf_simd_wake_up/{'' if alone else program.devices}")
@@ -444,7 +444,7 @@ def _wake_up(program: SimdProgram) -> list[tf.Operation]:
             (1, _WAKE_UP_GROUP + first) if alone else (len(program.devices), program.new_keys())
         )
         for pnum in program.local[:1] if alone else program.local:
-            with tf.device(program.devices[pnum]), tf.control_dependencies(apart):
+            with tf.device(program.devices[pnum]), tf.control_dependencies(device_check):
                 collectives.append(
                     tf.raw_ops.CollectiveReduceV2(
                         input=tf.zeros([1]),
@@ -456,7 +456,7 @@ def _wake_up(program: SimdProgram) -> list[tf.Operation]:
                         final_op="Id",
                     ).op
                 )
-    return [*collectives, *apart]
+    return [*collectives, *device_check]
 
 
 def _results_of(

@@ -277,14 +277,14 @@ def filled(size: int, axis: int, value: Any, t: tf.Tensor, coordinate: Any) -> t
     sizes = t.shape.as_list()
     part = sizes[axis]
     if isinstance(coordinate, int):
-        kept = min(part, max(0, size - coordinate * part))
-        if kept == part:
+        valid = min(part, max(0, size - coordinate * part))
+        if valid == part:
             return t
         before, after = list_product(sizes[:axis]), list_product(sizes[axis + 1 :])
         # Scattered, which copies the slice once. To cut off what is kept, and join it with the
         # padding, would copy it twice, which is much for logits.
-        rows, places = tf.meshgrid(tf.range(before), tf.range(kept, part), indexing="ij")
-        padding = tf.fill([before, part - kept, after], tf.cast(value, t.dtype))
+        rows, places = tf.meshgrid(tf.range(before), tf.range(valid, part), indexing="ij")
+        padding = tf.fill([before, part - valid, after], tf.cast(value, t.dtype))
         matrices = tf.reshape(t, [before, part, after])
         replaced = tf.tensor_scatter_nd_update(matrices, tf.stack([rows, places], -1), padding)
         return tf.reshape(replaced, sizes)
@@ -414,16 +414,16 @@ def broadcast_slice(x: tf.Tensor, old_shape: Shape, new_shape: Shape) -> tf.Tens
     """
     if old_shape == new_shape:
         return x
-    kept = [d for d in new_shape if d in old_shape]
-    perm = [old_shape.dims.index(d) for d in kept]
+    common = [d for d in new_shape if d in old_shape]
+    perm = [old_shape.dims.index(d) for d in common]
     if perm != sorted(perm):
         x = tf.transpose(x, constant(perm))
     # Leading dimensions of size 1 are implied.
-    if kept == new_shape.dims[len(new_shape) - len(kept) :]:
+    if common == new_shape.dims[len(new_shape) - len(common) :]:
         return x
     # Sizes of the slice, which are not those of the whole tensor's dimensions.
     sizes = iter(x.shape.as_list())
-    first = new_shape.dims.index(kept[0]) if kept else len(new_shape)
+    first = new_shape.dims.index(common[0]) if common else len(new_shape)
     aligned = [next(sizes) if d in old_shape else 1 for d in new_shape.dims[first:]]
     return tf.reshape(x, constant(aligned))
 
@@ -479,8 +479,8 @@ def einsum_slice(
     # Leading dimensions that no input has were left out by broadcast_slice.
     offset = len(full) - product.shape.ndims
     summed = [i - offset for i, d in enumerate(full) if d not in output_shape]
-    kept = Shape([d for d in full if d in output_shape])
-    return transpose_slice(tf.reduce_sum(product, constant(summed)), kept, output_shape)
+    summed_shape = Shape([d for d in full if d in output_shape])
+    return transpose_slice(tf.reduce_sum(product, constant(summed)), summed_shape, output_shape)
 
 
 def _second_comes_first(input_shapes: Sequence[Shape], output_shape: Shape) -> bool:

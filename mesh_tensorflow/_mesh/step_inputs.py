@@ -239,10 +239,10 @@ class _StepInputs:
     def __init__(self, graph: tf.Graph):
         self._reads: dict[tf.Operation, list[tf.Operation]] = {}
         # TensorFlow has no public way to hear of new operations.
-        made = graph._create_op_helper
+        create_op_helper = graph._create_op_helper
 
         def helper(op: tf.Operation, *args: Any, **kwargs: Any) -> None:
-            made(op, *args, **kwargs)
+            create_op_helper(op, *args, **kwargs)
             if op.type in _ASSIGNMENTS:
                 self._wait(op)
             elif op.type in _CALLS:

@@ -68,7 +68,7 @@ FAULTS = [
     ),
     Fault(
         "_mesh/variables/storage.py",
-        "made = [self._assign(v, value) for v in vs]",
+        "assignments = [self._assign(v, value) for v in vs]",
         "made = [self._assign(v, value) for v in vs[:1]]",
         "of equal slices on several devices only the first is restored",
         "mesh/test_masters.py -k savers",

@@ -392,15 +392,15 @@ def _wholes(prefixes: Sequence[str]) -> list[str]:
     """Returns checkpoints of a variable each, made of the bits of its parts."""
     path = f"{prefixes[0]}.joined"
     _merge(prefixes, path)
-    made: list[str] = []
+    checkpoints: list[str] = []
     with reading(path) as reader:  # one variable after the other, which may be large
         for saved, kind in open_reader(path).get_variable_to_dtype_map().items():
             name, _, dtype = saved.rpartition(":")
             value = reader.read(saved, "", kind).view(tf.as_dtype(dtype).as_numpy_dtype)
-            made.append(f"{path}-{len(made)}")
-            _write_tensors(made[-1], [Shard(name, "", value)])
+            checkpoints.append(f"{path}-{len(checkpoints)}")
+            _write_tensors(checkpoints[-1], [Shard(name, "", value)])
     remove(path)
-    return made
+    return checkpoints
 
 
 def _merge(prefixes: Sequence[str], path: str) -> None:
@@ -680,7 +680,7 @@ class ShardSaverBuilder(BulkSaverBuilder):
 
     def _split(self, saveables: Sequence[Any]) -> tuple[dict[str, ShardedVariable], list[Any]]:
         """Returns the variables that are apart, by name in files, and the other saveables."""
-        apart, others = {}, []
+        sharded, others = {}, []
         for saveable in saveables:
             variable: Optional[ShardedVariable] = getattr(saveable, "apart", None)
             # Files of the first format cannot be joined, so there a variable is saved as a whole.
@@ -688,9 +688,9 @@ class ShardSaverBuilder(BulkSaverBuilder):
                 others.append(saveable)
             else:
                 # What is apart is one piece here, so its first spec is that of the whole tensor.
-                apart[saveable.specs[0].name] = variable
-        self.apart.update(apart)
-        return apart, others
+                sharded[saveable.specs[0].name] = variable
+        self.apart.update(sharded)
+        return sharded, others
 
     def save_op(self, filename_tensor: tf.Tensor, saveables: Sequence[Any]) -> tf.Operation:
         """Returns an operation that saves; see BaseSaverBuilder.
@@ -718,8 +718,8 @@ class ShardSaverBuilder(BulkSaverBuilder):
         per_device = [(device, list(map(_read_apart, group))) for device, group in per_device]
         read = [spec.tensor for _, group in per_device for s in group for spec in s.specs]
         with tf.device("/cpu:0"), tf.control_dependencies(read):
-            told = _called(functools.partial(_tell, self._when_read), filename_tensor)
-        with tf.control_dependencies([told]):
+            notified = _called(functools.partial(_tell, self._when_read), filename_tensor)
+        with tf.control_dependencies([notified]):
             return super()._AddShardedSaveOps(filename_tensor, per_device)
 
     def _AddRestoreOps(

@@ -101,22 +101,23 @@ def fitting(
       ValueError: the value has another shape, or an element is no number of the dtype.
       WrongTypeError: no number of its dtype is, such as a complex one where that is real.
     """
-    what = f"variable {name!r} {form.shape} of {form.dtype.name}"
+    description = f"variable {name!r} {form.shape} of {form.dtype.name}"
     try:
         tensor = tf.convert_to_tensor(value)
     except (TypeError, ValueError, OverflowError) as e:
-        raise WrongTypeError(f"{what}: {value!r} is no array of numbers: {e}") from e
+        raise WrongTypeError(f"{description}: {value!r} is no array of numbers: {e}") from e
     is_number = tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype == tf.bool
     is_same = tensor.dtype == form.dtype or (tensor.dtype.is_complex and form.dtype.is_complex)
     if not is_number and not is_same:
         raise WrongTypeError(
-            f"{what} cannot be assigned {tensor.dtype.name} values, such as "
+            f"{description} cannot be assigned {tensor.dtype.name} values, such as "
             f"{_element(tensor, np.zeros(tensor.shape.rank or 0, int))}. Convert them first"
         )
-    wanted = form.shape.to_integer_list if sizes is None else list(sizes)
-    if not tensor.shape.is_compatible_with(wanted):
+    expected = form.shape.to_integer_list if sizes is None else list(sizes)
+    if not tensor.shape.is_compatible_with(expected):
         raise ValueError(
-            f"{what} cannot be assigned a value of shape {tensor.shape}: give one of {wanted}"
+            f"{description} cannot be assigned a value of shape {tensor.shape}: "
+            f"give one of {expected}"
         )
     if tensor.dtype == form.dtype:
         return tensor
@@ -127,7 +128,7 @@ def fitting(
     if tf.is_symbolic_tensor(cast):
         if tensor.dtype.is_floating and not (form.dtype.is_floating or form.dtype.is_complex):
             raise WrongTypeError(
-                f"{what} cannot be assigned {tensor.dtype.name}: use tf.cast on it"
+                f"{description} cannot be assigned {tensor.dtype.name}: use tf.cast on it"
             )
         return cast
     before, after = tensor.numpy(), cast.numpy()
@@ -143,7 +144,7 @@ def fitting(
     if np.any(lost):
         index = np.argwhere(lost)[0]
         raise ValueError(
-            f"{what} cannot be assigned {_element(tensor, index)}, the element at "
+            f"{description} cannot be assigned {_element(tensor, index)}, the element at "
             f"{index.tolist()} of {tensor.dtype.name}: it would become {after[tuple(index)]!r}. "
             "Round or clip the values first"
         )
@@ -187,21 +188,21 @@ def _in_own_memory(array: np.ndarray, dtype: tf.DType) -> npt.ArrayLike:
     """
     if not isinstance(array, np.ndarray) or array.nbytes < _LARGE:
         return array
-    given = _FLOATS.get(array.dtype)
-    if given is None or (given != dtype and (given, dtype) not in _WIDENED):
+    source_dtype = _FLOATS.get(array.dtype)
+    if source_dtype is None or (source_dtype != dtype and (source_dtype, dtype) not in _WIDENED):
         return array
     room = np.empty(array.size * dtype.size + _ALIGNED, np.uint8)
     begin = -room.ctypes.data % _ALIGNED
     # As whole numbers of so many bits: NumPy keeps its lock while it copies a bfloat16.
-    made = room[begin : begin + array.size * dtype.size].view(f"u{dtype.size}")
-    if given == dtype:
-        _fill(made, array.view(made.dtype), np.copyto)
-    elif (given, dtype) == (tf.bfloat16, tf.float32):
-        _fill(made, array.view(np.uint16), _widen)
+    buffer = room[begin : begin + array.size * dtype.size].view(f"u{dtype.size}")
+    if source_dtype == dtype:
+        _fill(buffer, array.view(buffer.dtype), np.copyto)
+    elif (source_dtype, dtype) == (tf.bfloat16, tf.float32):
+        _fill(buffer, array.view(np.uint16), _widen)
     else:
-        _fill(made.view(dtype.as_numpy_dtype), array, np.copyto)
-    kept = tf2.experimental.dlpack.from_dlpack(made.reshape(array.shape).__dlpack__())
-    return tf.bitcast(kept, dtype)
+        _fill(buffer.view(dtype.as_numpy_dtype), array, np.copyto)
+    shared = tf2.experimental.dlpack.from_dlpack(buffer.reshape(array.shape).__dlpack__())
+    return tf.bitcast(shared, dtype)
 
 
 def _widen(to: np.ndarray, bfloats: np.ndarray) -> None:

@@ -210,9 +210,9 @@ class StorageInSlices(VariableStorage):
 
     def _assign_all(self, vs: Sequence[tf.Variable], value: tf.Tensor) -> tf.Operation:
         # Every copy gets the value, as readers take any of them for it.
-        made = [self._assign(v, value) for v in vs]
+        assignments = [self._assign(v, value) for v in vs]
         # In eager code an assignment is done at once, and what it returns is None.
-        return tf.group([op for op in made if op is not None])
+        return tf.group([op for op in assignments if op is not None])
 
     def _value(self, v: tf.Variable) -> tf.Tensor:
         """Returns the value of a slice, on its device."""
@@ -973,10 +973,10 @@ class SliceVariables(LaidOutVariable):
     def initialized_slices(self) -> list[tf.Variable]:
         """Returns the slice variable of each processor; its `initializer` is that of them all."""
         if self._variable.store is None and not self.slice_is_master:
-            made = self.initializer()
+            initializer = self.initializer()
             for v in self.slices.values():
                 # TensorFlow made it with zeros, by which a program would begin with other weights.
-                v._initializer_op = made
+                v._initializer_op = initializer
                 # TensorFlow's own feeds the value of the initializer that it made.
                 v.load = functools.partial(_load, v)
         return [self.slices[owner] for owner in self.owner]
@@ -1019,8 +1019,8 @@ class SliceVariables(LaidOutVariable):
             with tf.device(v.device), tf.control_dependencies([self._reads[pnum]]):
                 assignments.append(assign_fn(self._variable, v, values[pnum]))
         # In eager code an assignment is done at once, and what it returns may be None.
-        made = [a for a in assignments if a is not None]
-        return made[0] if len(made) == 1 else tf.group(made)
+        operations = [a for a in assignments if a is not None]
+        return operations[0] if len(operations) == 1 else tf.group(operations)
 
     # -- stacked variables
 

@@ -131,13 +131,13 @@ class _InStore(StorageInSlices):
 
     def assign(self, value: tf.Tensor) -> tf.Operation:
         value.shape.assert_is_compatible_with(tf.TensorShape(self._whole))
-        made = []
+        assignments = []
         for piece in self.pieces():
             part = value[tuple(slice(b, b + n) for b, n in zip(piece.begin, piece.sizes))]
             # A view would hold all of the value in memory for as long as the variable has it.
-            made.append(piece.assign(in_own_memory(part, value)))
+            assignments.append(piece.assign(in_own_memory(part, value)))
         # In eager code an assignment is done at once, and what it returns is None.
-        return tf.group([op for op in made if op is not None])
+        return tf.group([op for op in assignments if op is not None])
 
     def is_initialized(self) -> tf.Tensor:
         # A store makes slices with their values, so there are none without.
@@ -308,11 +308,11 @@ class SavedVariables(Trackable):
           dtype: its dtype in checkpoints.
           trainable: whether optimizers update it.
         """
-        made = _SavedVariable(store, name, shape, dtype, trainable)
-        known = self._by_name.get(name)
+        saved = _SavedVariable(store, name, shape, dtype, trainable)
+        previous = self._by_name.get(name)
         # A new layout makes no other object: checkpoints know a variable by its object.
-        if known is None or (known.shape, known.dtype) != (made.shape, made.dtype):
-            self._by_name[name] = made
+        if previous is None or (previous.shape, previous.dtype) != (saved.shape, saved.dtype):
+            self._by_name[name] = saved
             self._handle_deferred_dependencies(name=name, trackable=self._by_name[name])
 
     def check_is_free(self, name: str) -> None:
@@ -330,10 +330,10 @@ class SavedVariables(Trackable):
         Raises:
           ValueError: there is another variable of this name.
         """
-        known = self.masters.get(name)
-        if known is variable:
+        holder = self.masters.get(name)
+        if holder is variable:
             return
-        if known is not None:
+        if holder is not None:
             raise ValueError(self._IS_TAKEN.format(name))
         self._by_name[name] = _TrackedVariable(name, variable)
         self._handle_deferred_dependencies(name=name, trackable=self._by_name[name])
@@ -346,8 +346,8 @@ class SavedVariables(Trackable):
     @property
     def tracked(self) -> dict[str, tf.Variable]:
         """Those beside the store, by name."""
-        known = self._by_name.items()
-        return {name: v.variable for name, v in known if isinstance(v, _TrackedVariable)}
+        entries = self._by_name.items()
+        return {name: v.variable for name, v in entries if isinstance(v, _TrackedVariable)}
 
     def _trackable_children(self, *unused_args: Any, **unused_kwargs: Any) -> dict[str, Any]:
         return dict(self._by_name)
@@ -573,8 +573,8 @@ class VariableStore(tf2.Module):
         stored = self._known.variables.get(variable.name)
         form = whole_form(variable.shape, variable.slice_dtype)
         # Variables that are left from a failed call are created again.
-        kept = self is not variable.graph.variable_store
-        if stored is not None and (stored.lowered or (kept and stored.form == form)):
+        persistent = self is not variable.graph.variable_store
+        if stored is not None and (stored.lowered or (persistent and stored.form == form)):
             return
         # The name is a full one already, which scopes in force must not extend.
         with tf.device(form.devices[0]), tf.name_scope(None):
@@ -600,7 +600,7 @@ class VariableStore(tf2.Module):
           ValueError: the store has the variable with another shape or dtype, or a tf.function has
             captured it in another layout.
         """
-        name, known = variable.name, self._known.form(variable.name)
+        name, stored_form = variable.name, self._known.form(variable.name)
         form = Form(
             variable.shape,
             variable.slice_dtype,
@@ -609,10 +609,14 @@ class VariableStore(tf2.Module):
             list(owner),
             {pnum: mesh_impl.devices[pnum] for pnum in set(owner)},
         )
-        new = known is None or self._known.variables[name].unclaimed
-        if known is not None and new and (known.shape, known.dtype) != (form.shape, form.dtype):
-            known = None  # no more than the mistake of a call is lost
-        if known is None:
+        new = stored_form is None or self._known.variables[name].unclaimed
+        if (
+            stored_form is not None
+            and new
+            and (stored_form.shape, stored_form.dtype) != (form.shape, form.dtype)
+        ):
+            stored_form = None  # no more than the mistake of a call is lost
+        if stored_form is None:
             # Outside of a function that is traced: its variables outlive the trace.
             with tf.init_scope():
                 if name in self._known.values:
@@ -620,18 +624,18 @@ class VariableStore(tf2.Module):
                 else:
                     pieces = _pieces(variable, mesh_impl, self.first_value(variable, form))
                 self._lay_out(variable, form, mesh_impl, pieces, {})
-        elif known != form or not all(
+        elif stored_form != form or not all(
             mesh_impl.same_memory(device, form.devices[pnum])
-            for pnum, device in known.devices.items()
+            for pnum, device in stored_form.devices.items()
         ):
-            same = (known.shape, known.dtype) == (form.shape, form.dtype)
+            same = (stored_form.shape, stored_form.dtype) == (form.shape, form.dtype)
             # A trace holds its slices, and would go on to read and assign to them while the value
             # is elsewhere.
             if not same or self._known.variables[name].captures:
                 # Elsewhere only the devices differ: the slices fit, and are used where they are.
-                if known == form:
+                if stored_form == form:
                     return self._slices_of(name)
-                raise ValueError(differs(name, known, form, same))
+                raise ValueError(differs(name, stored_form, form, same))
             # Outside of the function that is traced, which would capture the old slices otherwise.
             with tf.init_scope():
                 pieces = _pieces(variable, mesh_impl, self.value(name))
@@ -652,10 +656,10 @@ class VariableStore(tf2.Module):
         name, values = variable.name, self._known.values
         if name in values:
             return fitting(name, form, values[name])
-        made = initial_value(
+        value = initial_value(
             variable.initializer, name, variable.shape.to_integer_list, variable.master_dtype
         )
-        return tf.cast(made, form.dtype)
+        return tf.cast(value, form.dtype)
 
     def _given_pieces(
         self, variable: Variable, form: Form, mesh_impl: DeviceMeshImpl
@@ -716,7 +720,7 @@ class VariableStore(tf2.Module):
     ) -> None:
         """Stores a value in slices, a function of the processor; keeps those that exist already."""
         there = self._form(variable.name) if old else None
-        made: dict[int, tf.Variable] = {}
+        variables: dict[int, tf.Variable] = {}
         for pnum, device in sorted(form.devices.items()):
             part = form.begin(pnum), form.sizes
             # What stays where it is keeps its tf variable, and is not copied.
@@ -729,12 +733,12 @@ class VariableStore(tf2.Module):
             ]
             if same:
                 # Taken out of `old`, as one tf variable must not become two slices.
-                made[pnum] = old.pop(same[0])
+                variables[pnum] = old.pop(same[0])
                 continue
             with tf.device(device), tf.name_scope(None):
                 number = None if len(form.devices) == 1 else pnum
-                made[pnum] = _slice_variable(variable, piece(pnum), number)
-        self._keep(variable, form, made)
+                variables[pnum] = _slice_variable(variable, piece(pnum), number)
+        self._keep(variable, form, variables)
 
     def _keep(self, variable: Variable, form: Form, made: dict[int, tf.Variable]) -> None:
         name = variable.name
@@ -796,9 +800,9 @@ class VariableStore(tf2.Module):
     def _form(self, name: str) -> Form:
         form = self._known.form(name)
         if form is None:
-            known = self.names
-            few = ", ".join(known) if len(known) <= _SHOWN else f"{counted(len(known), 'variable')}"
-            there = f"it has {few}{did_you_mean(name, known)}" if known else "it is empty"
+            names = self.names
+            few = ", ".join(names) if len(names) <= _SHOWN else f"{counted(len(names), 'variable')}"
+            there = f"it has {few}{did_you_mean(name, names)}" if names else "it is empty"
             raise KeyError(f"no variable {name!r} in the store: {there}")
         return form
 
@@ -1024,10 +1028,10 @@ def function(fn: Optional[Callable[..., Any]] = None, **kwargs: Any) -> Any:
     def within_store(*args: object, **named: object) -> Any:
         args, named = original((args, named))  # as they come where functions run eagerly
         # Within a function that is compiled all are; to find the first NaN, none is.
-        whole = is_compiled_whole() or bool(kwargs.get("jit_compile"))
-        whole = whole and nan_checks_in_force() is None and not tf.executing_eagerly()
-        with _given_back_on_error(), store.scope(), storing(**stored), compiling(whole):
-            with _numbering_calls(store) if whole else contextlib.nullcontext():
+        compiled = is_compiled_whole() or bool(kwargs.get("jit_compile"))
+        compiled = compiled and nan_checks_in_force() is None and not tf.executing_eagerly()
+        with _given_back_on_error(), store.scope(), storing(**stored), compiling(compiled):
+            with _numbering_calls(store) if compiled else contextlib.nullcontext():
                 result = fn(*args, **named)
         tables.extend(names_in_current_graph())
         return result
@@ -1035,7 +1039,7 @@ def function(fn: Optional[Callable[..., Any]] = None, **kwargs: Any) -> Any:
     traced = tf2.function(within_store, **kwargs)
     of_xla = tf2.function(within_store, **kwargs)  # traces within a function that XLA compiles
     # A signature has no place for Python values.
-    told = original if "input_signature" in kwargs else told_apart
+    split_arguments = original if "input_signature" in kwargs else told_apart
     watched: dict[Any, Any] = {}  # the same, with checks and further results; see mtf.debug
 
     @functools.wraps(fn)
@@ -1043,7 +1047,7 @@ def function(fn: Optional[Callable[..., Any]] = None, **kwargs: Any) -> Any:
         key = watch_key()
         if tf.executing_eagerly():
             Calls.begin_anew_if_seeded()
-        args, named = told((args, named))
+        args, named = split_arguments((args, named))
         try:
             if key is None:
                 return (of_xla if is_compiled_whole() else traced)(*args, **named)
