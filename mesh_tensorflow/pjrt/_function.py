@@ -330,9 +330,11 @@ class CompiledProgram:
         # XLA has no checks between operations.
         whole = [[gathered(x) if isinstance(x, jax.Array) else x for x in g] for g in groups]
         with tf.device("cpu:0"), told_to_user(self.trace.node_names or None):
-            made = self._called(self._program_of_tensorflow, *whole)
+            outputs = self._called(self._program_of_tensorflow, *whole)
         where = self.trace.results, _shardings(list(self.assigned.values()))
-        results, new = ([placed(y.numpy(), s) for y, s in zip(*pair)] for pair in zip(made, where))
+        results, new = (
+            [placed(y.numpy(), s) for y, s in zip(*pair)] for pair in zip(outputs, where)
+        )
         return results, new
 
     @functools.cached_property
@@ -609,8 +611,8 @@ def export(
         # All contents are made before the first is written, so that an error leaves no part.
         contents = {"weights.safetensors": _safetensors(weights, function.mesh_impl.shape)}
         for one in (function, _on_one_device(function)):
-            made = _serialized(one.program(args, named)[0])
-            contents[f"program_{one.mesh.size}.bin"] = made
+            serialized = _serialized(one.program(args, named)[0])
+            contents[f"program_{one.mesh.size}.bin"] = serialized
         # An export that ends early, as on a full disk, leaves an earlier one as it was.
         with written_whole(str(folder), last="program_1.bin") as new:
             for name, content in contents.items():

@@ -233,8 +233,8 @@ def cut(
         results = [None if i in read else tf.identity(y) for i, y in enumerate(graph.outputs)]
         updates = [dataclasses.replace(u, value=tf.identity(u.value)) for u in writes.updates]
         new = [tf.identity(variables[name].value) for name in assigned]
-    wanted = [*(y for y in results if y is not None), *(u.value for u in updates), *new]
-    pairs, needed, again = _reached(wanted, outer, writes)
+    fetches = [*(y for y in results if y is not None), *(u.value for u in updates), *new]
+    pairs, needed, again = _reached(fetches, outer, writes)
     arguments, given, read_here = [], [], {}
     for x, inside in pairs:
         name = firsts.get(x.ref())
@@ -243,10 +243,12 @@ def cut(
         else:
             arguments.append(inside)
             given.append(x)
-    kept = operations_of(graph.as_graph_def(), needed)
-    for node in kept.node:
+    graph_def = operations_of(graph.as_graph_def(), needed)
+    for node in graph_def.node:
         node.input[:] = [again.get(x, x) for x in node.input]
-    return CompiledPart(kept, arguments, given, read_here, results, read, updates, new, assigned)
+    return CompiledPart(
+        graph_def, arguments, given, read_here, results, read, updates, new, assigned
+    )
 
 
 class _Updates:
@@ -490,9 +492,9 @@ class _Building(Building):
         with self.outside.as_default():
             # The placeholder is one of the session's graph, which the function captures: `cut`
             # finds it so.
-            made = SessionVariable(variable, form_of(variable, impl), self.outside)
-        self.variables[variable.name] = made
-        return made
+            session_variable = SessionVariable(variable, form_of(variable, impl), self.outside)
+        self.variables[variable.name] = session_variable
+        return session_variable
 
 
 def _defined(
@@ -518,15 +520,15 @@ def _results(part: CompiledPart, run: Callable[..., list[np.ndarray]]) -> list[t
     """Returns the results of a step, as tensors of the session's graph."""
     with tf.device("/cpu:0"):
         # One operation for all results: whichever of them a session fetches, a step is done once.
-        made = tf.py_function(run, part.given, [y.dtype for y in part.computed])
-    made = [made] if isinstance(made, tf.Tensor) else list(made)
-    for result, y in zip(made, part.computed):
+        outputs = tf.py_function(run, part.given, [y.dtype for y in part.computed])
+    outputs = [outputs] if isinstance(outputs, tf.Tensor) else list(outputs)
+    for result, y in zip(outputs, part.computed):
         result.set_shape(y.shape)
-    count = len(made) - len(part.updates)
-    values = iter(made[:count])
+    count = len(outputs) - len(part.updates)
+    values = iter(outputs[:count])
     with contextlib.ExitStack() as stack:
         # Each is made within the dependencies on those before it, so they keep their order.
-        for update, value in zip(part.updates, made[count:]):
+        for update, value in zip(part.updates, outputs[count:]):
             stack.enter_context(tf.control_dependencies([update.make(value)]))
         return [_result(part, i, values) for i in range(len(part.results))]
 

@@ -174,29 +174,29 @@ class _CompiledProgram:
             self.arrays[name] = placed(value, self.variables[name].sharding)
 
     def _trace(self, arrays: Sequence[np.ndarray]) -> Trace:
-        told = self.description
+        description = self.description
         # What is assigned to and not read has no placeholder, but memory to give away.
         own = {
             name: v.placeholder or ""
-            for name, v in told.variables.items()
-            if v.placeholder is not None or name in told.assigned
+            for name, v in description.variables.items()
+            if v.placeholder is not None or name in description.assigned
         }
         # In several processes, each device has all of a result, so that any can read it.
         several = process_count() > 1
         return Trace(
-            imported(self._graph_def, [*told.arguments, *own.values()], told.fetches),
+            imported(self._graph_def, [*description.arguments, *own.values()], description.fetches),
             [
                 described(self._mesh, a.shape, tf.as_dtype(a.dtype), TensorLayout(axes))
-                for a, axes in zip(arrays, told.layouts)
+                for a, axes in zip(arrays, description.layouts)
             ],
             [],
             [
                 sharding(self._mesh, None if several else TensorLayout(axes))
-                for axes in told.result_layouts
+                for axes in description.result_layouts
             ],
             {name: self.variables[name] for name in own},
-            told.assigned,
-            is_checked=told.is_checked,
+            description.assigned,
+            is_checked=description.is_checked,
         )
 
 
@@ -204,8 +204,8 @@ def _devices(numbers: Optional[Sequence[int]]) -> Optional[list[Any]]:
     """Returns devices by their numbers."""
     if numbers is None:
         return None
-    known = {device.id: device for device in jax.devices()}
-    return [known[number] for number in numbers]
+    by_id = {device.id: device for device in jax.devices()}
+    return [by_id[number] for number in numbers]
 
 
 def _own_parts(array: jax.Array) -> list[tuple[list[int], np.ndarray]]:
@@ -334,11 +334,11 @@ class Executor:
         return _NOTHING
 
     def _faults(self, path: str, variables: Sequence[Saved]) -> Answer:
-        wanted = {
+        expected = {
             name: (tf.as_dtype(dtype), own_specs(self.programs[number].variables[key]))
             for name, number, key, dtype in variables
         }
-        return faults(path, wanted), ()
+        return faults(path, expected), ()
 
 
 # By the name of what is called: what each process does with the values and arrays of a message.
@@ -618,18 +618,20 @@ def _connections(
     others: Sequence[Peer], me: Peer, stack: contextlib.ExitStack
 ) -> list[tuple[Peer, socket.socket]]:
     """Returns connections to processes, which may not have been started yet."""
-    made: dict[Peer, socket.socket] = {}
+    connections: dict[Peer, socket.socket] = {}
 
     def connect(peer: Peer) -> bool:
         try:
-            made[peer] = socket.create_connection(place_of(peer.address), timeout=_START_SECS)
+            connections[peer] = socket.create_connection(
+                place_of(peer.address), timeout=_START_SECS
+            )
         except OSError:
             return False
-        connected(stack.enter_context(made[peer]))
+        connected(stack.enter_context(connections[peer]))
         return True
 
     wait_for(others, me, _START_SECS, connect)
-    return [(peer, made[peer]) for peer in others]
+    return [(peer, connections[peer]) for peer in others]
 
 
 # -- the other processes

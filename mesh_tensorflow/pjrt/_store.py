@@ -59,7 +59,7 @@ def _stateless(operation: Callable[..., tf.Tensor], steps: int) -> Callable[...,
     def values(seed: int, seed2: int, begin: int, count: int) -> tf.Tensor:
         # A range may begin within a block, whose first values are left out again.
         block, before = divmod(begin, _BLOCK)
-        made = operation(
+        numbers = operation(
             shape=[before + count],
             # As stateful operations begin: a seed is the key, one the counter's upper half.
             key=tf.constant([seed % 2**64], tf.uint64),
@@ -67,7 +67,7 @@ def _stateless(operation: Callable[..., tf.Tensor], steps: int) -> Callable[...,
             alg=1,  # Philox
             dtype=tf.float32,
         )
-        return made[before:]
+        return numbers[before:]
 
     return values
 
@@ -466,22 +466,22 @@ class ArrayStore(VariableStore):
         """Gives variables their initial values, or those of a checkpoint that was read before."""
         # The first variables all have to be in the checkpoint; later ones may be new, as slots.
         read = new if not self._arrays else set(new) & self._names_there
-        made: dict[str, jax.Array] = {}
+        arrays: dict[str, jax.Array] = {}
         if self._checkpoint is not None and read:
             there = {n: (values[n].variable.master_dtype, new[n]) for n in new if n in read}
             check_together(self._checkpoint, there)
-            made.update(read_arrays(self._checkpoint, there))
+            arrays.update(read_arrays(self._checkpoint, there))
         for name, wanted in new.items():
-            if name not in made:
+            if name not in arrays:
                 part: Any = self._given_part(values[name])
                 part = part or part_function(values[name].variable)
                 with all_dtypes():
-                    made[name] = jax.make_array_from_callback(wanted.shape, wanted.sharding, part)
+                    arrays[name] = jax.make_array_from_callback(wanted.shape, wanted.sharding, part)
         # All values are there before the first is kept, so that an error leaves the store as it
         # was; a signal in between would leave arrays that savers do not know.
         with deferred():
             for name, value in values.items():
-                self._set(value, made[name])
+                self._set(value, arrays[name])
                 v = value.variable
                 self._known.saved.add(self, name, v.shape, v.master_dtype, v.trainable)
 
