@@ -216,13 +216,13 @@ def _check_stored(
     stored = mesh_impl.stored_layout
     shapes = [op.shape for op in operations if isinstance(op, Variable)] if stored else []
     # A graph that was lowered before has stored names by now, and rules have the plain ones.
-    known = sorted({name for shape in shapes for name in plain_shape(shape).dimension_names})
-    for rule in stored.rules.pairs if stored and known else ():
-        if rule[0] not in known:
+    names = sorted({name for shape in shapes for name in plain_shape(shape).dimension_names})
+    for rule in stored.rules.pairs if stored and names else ():
+        if rule[0] not in names:
             slip(
                 f"variable_layout rule {':'.join(rule)} stores nothing in parts: no variable has "
-                f"{rule[0]!r}. Variables have {first_names(known, _SHOWN)}"
-                f"{did_you_mean(rule[0], known)} "
+                f"{rule[0]!r}. Variables have {first_names(names, _SHOWN)}"
+                f"{did_you_mean(rule[0], names)} "
                 "Correct the rule or leave it out",
                 key=f"variable_layout/{rule}",
             )
@@ -601,12 +601,12 @@ class Lowering:
                 self.tensors[x] = self._filled(op, x, value, pairs[x.mesh].executed)
             self._pairs, self.in_other_layout = pairs, bool(inner)
             op.lower(self)
-            made = {y: self._moved(op, y, inner, outer) for y in op.outputs if y.mesh in inner}
+            results = {y: self._moved(op, y, inner, outer) for y in op.outputs if y.mesh in inner}
         finally:
             # Whatever else uses the inputs finds them as they are laid out.
             self._pairs, self.in_other_layout = outer, False
             self.tensors.update(outside)
-        for y, value in made.items():
+        for y, value in results.items():
             self.set_tensor_lowering(y, value)
 
     def _filled(self, op: Operation, x: Tensor, value: LaidOutLike, impl: MeshImpl) -> Any:
@@ -789,9 +789,9 @@ class Lowering:
                     needed.update(op.loop.tape_of.outputs)
         # Values so far are those of merged processors, which an operation of a user's cannot read.
         merged = any(pair.is_merged for pair in self._pairs.values())
-        known = {y for op in late for y in op.outputs} | self.tensors.keys()
+        available = {y for op in late for y in op.outputs} | self.tensors.keys()
         if (
-            not needed <= known
+            not needed <= available
             # A loop saves what its gradient reads only if it is lowered after that was made.
             or not loops <= {*late, *self.loop_tapes}
             or any(isinstance(op, Variable) for op in late)
@@ -901,8 +901,8 @@ class Lowering:
           pending: the inputs that are partial sums, each with the mesh axes to sum over.
         """
         requested = self.requested_impl(op)
-        made = op.partial_sums(requested, pending) if pending else None
-        scattered = itertools.chain(*(p.scattered for p in (made or {}).values()))
+        sums = op.partial_sums(requested, pending) if pending else None
+        scattered = itertools.chain(*(p.scattered for p in (sums or {}).values()))
         for collective in (*scattered, *op.collectives(requested)):
             self._count_collective(requested, collective, label, op)
 

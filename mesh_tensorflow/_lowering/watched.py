@@ -51,15 +51,15 @@ def named_tensors(graph: Graph) -> Iterator[tuple[str, Tensor]]:
     Args:
       graph: a Graph.
     """
-    made = set()
+    outputs_so_far = set()
     for op in graph.operations:
         outputs = op.outputs
-        made.update(outputs)
+        outputs_so_far.update(outputs)
         for y in outputs:
             yield (op.name if len(outputs) == 1 else y.name), y
     for name, x in graph.inspected.items():
         # In a loop's body, or in a call that failed and was undone, a Tensor has no value.
-        if x in made or x in graph.stacked_values:
+        if x in outputs_so_far or x in graph.stacked_values:
             yield name, x
 
 
@@ -294,8 +294,10 @@ def _checked(
     """Returns the same slices, each of which waits for its check."""
     mesh_impl, requested = lowering.mesh_impl(y), lowering.requested_impl(y)
     parts = _parts(y, mesh_impl, requested)
-    known = [x for x in y.operation.inputs if x in lowering.tensors and is_differentiable(x.dtype)]
-    inputs = known[:_MOST_INPUTS]
+    differentiable = [
+        x for x in y.operation.inputs if x in lowering.tensors and is_differentiable(x.dtype)
+    ]
+    inputs = differentiable[:_MOST_INPUTS]
     values = [summands_of(lowering.tensors[x]) for x in inputs]
     head = f"NaN or Inf in {_tensor_text(y)} of {type(y.operation).__name__} {y.operation.name}"
 
@@ -369,11 +371,11 @@ def _state(lowering: Lowering, t: tf.Tensor) -> tf.Tensor:
     """
     if tf.executing_eagerly():
         return _counted(t)
-    known = lowering.states.get(id(t))
-    if known is None or not _in_context()(known[1]):
+    state = lowering.states.get(id(t))
+    if state is None or not _in_context()(state[1]):
         # The slice is held, so that its id is not used again.
-        lowering.states[id(t)] = known = (t, _counted(t))
-    return known[1]
+        lowering.states[id(t)] = state = (t, _counted(t))
+    return state[1]
 
 
 def _counted(t: tf.Tensor) -> tf.Tensor:
