@@ -149,10 +149,10 @@ class Features:
         """
         if self.shapes is None:
             return self.packed(tensors)
-        made = [
+        imported = [
             mtf.import_tf_tensor(mesh, tensor, shape) for tensor, shape in zip(tensors, self.shapes)
         ]
-        return self.packed(made)
+        return self.packed(imported)
 
     def check(self, arrays: Sequence[np.ndarray]) -> None:
         """Raises ValueError if a batch has other sizes than the dimensions say."""
@@ -602,8 +602,8 @@ class _Again:
 def opened(data: Any) -> Any:
     """Returns the data that a function without arguments or a path stands for."""
     if callable(data) and not isinstance(data, Iterable):
-        made = data()
-        data = _Again(data, made) if isinstance(made, Iterator) else made
+        returned = data()
+        data = _Again(data, returned) if isinstance(returned, Iterator) else returned
     if isinstance(data, (str, os.PathLike)):
         return _from_disk(os.fspath(data))
     return data

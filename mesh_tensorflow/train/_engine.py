@@ -146,10 +146,10 @@ class _SessionProgram:
 
             def program(*tensors: tf.Tensor) -> dict[str, Any]:
                 step = None if placing.pjrt else self.step  # else on the other devices
-                made, outputs = model.build(
+                lowered_step, outputs = model.build(
                     features, tensors, placing.make_impl, step, before, training
                 )
-                lowered.append(made)
+                lowered.append(lowered_step)
                 return outputs
 
             inputs = _padded(feeds, batch, features.names) if padded else feeds
@@ -643,9 +643,9 @@ class StepEngine(Engine):
         # Slots have the name of a weight with "/" or "_" after it; they are left to begin anew.
         roots = tuple(f"{name}{mark}" for name in trained for mark in "/_")
         own = {n: v for n, v in masters.items() if n in trained or not n.startswith(roots)}
-        known = self._store._known
-        averages = {weight: masters[a] for a, weight in known.averages.items() if a in masters}
-        dims = {n: stored.form.shape.dimension_names for n, stored in known.variables.items()}
+        state = self._store._known
+        averages = {weight: masters[a] for a, weight in state.averages.items() if a in masters}
+        dims = {n: stored.form.shape.dimension_names for n, stored in state.variables.items()}
         initial.load(own, trained, averages, dims)
 
     def _make_variables(self, batch: Batch) -> None:

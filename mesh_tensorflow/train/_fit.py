@@ -40,7 +40,7 @@ from mesh_tensorflow.train._loop import Loop, Rates, Result, packed, unpacked
 from mesh_tensorflow.train._model import Model, check_optimizer
 from mesh_tensorflow.train._placing import (
     Choosing,
-    Given,
+    MeshOptions,
     Placing,
     Setup,
     compiled_or_not,
@@ -49,10 +49,10 @@ from mesh_tensorflow.train._placing import (
 from mesh_tensorflow.train._saving import (
     Best,
     Checkpoints,
-    Found,
     Initial,
     InitialLike,
     Resume,
+    ResumePoint,
     damaged,
     find_checkpoint,
     initial_of,
@@ -101,14 +101,14 @@ _NOT_TOLD = ("data", "eval_data", "dims", "store", "init_checkpoint", "callbacks
 
 def _told(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what trackers show of the arguments of `fit`: numbers, strings and names."""
-    told = {}
+    shown = {}
     for name, value in arguments.items():
         if value is None or name in _NOT_TOLD:
             continue
         if name == "optimizer" or callable(value):
             value = getattr(value, "__name__", type(value).__name__)
-        told[name] = value if isinstance(value, (bool, int, float)) else str(value)
-    return told
+        shown[name] = value if isinstance(value, (bool, int, float)) else str(value)
+    return shown
 
 
 def learning_rate_of(rate: Any) -> Any:
@@ -390,7 +390,7 @@ def fit(
     of_model = arguments_of(Model, {**arguments, "learning_rate": learning_rate})
     model = Model(model_fn, **of_model)
     layout, auto = _layout_or_auto(layout, mesh_impl)
-    mesh = Given(**arguments_of(Given, {**arguments, "layout": layout}))
+    mesh = MeshOptions(**arguments_of(MeshOptions, {**arguments, "layout": layout}))
     # Before the data, as it says which rows of each batch this process reads.
     placing = placing_of(mesh)
     _check_several(placing, average, seed)
@@ -479,7 +479,7 @@ def _changed(settings: Any) -> dict[str, Any]:
 
 
 def _check_kind(
-    model: Model, mesh: Given, auto: Optional[Auto], store: Optional[VariableStore]
+    model: Model, mesh: MeshOptions, auto: Optional[Auto], store: Optional[VariableStore]
 ) -> None:
     """Raises ValueError for arguments that are for the other kind of function to train."""
     if model.optimizer is None:
@@ -573,7 +573,7 @@ def _eval_source(data: Any, features: Features) -> Optional[Source]:
 
 
 @contextlib.contextmanager
-def _fault_told(last: Optional[Found]) -> Iterator[None]:
+def _fault_told(last: Optional[ResumePoint]) -> Iterator[None]:
     """Context that restores a checkpoint, or none: an error within says if the file is damaged."""
     try:
         yield
@@ -627,8 +627,8 @@ def _run(loop: Loop, resume: Resume, initial: Optional[Initial]) -> Result:
     # The report goes over the whole program, which takes a while for a large one.
     if engine.lowered is not None and loop.show:
         places = {"checkpoints": run.directory, "logs": run.logdir}
-        known = {name: place for name, place in places.items() if place}
-        loop.say(training_report(engine.lowered.lowering, places=known))
+        used_places = {name: place for name, place in places.items() if place}
+        loop.say(training_report(engine.lowered.lowering, places=used_places))
     if last is not None:
         loop.say(f"going on from step {run.step}, {last.path}")
     if done:

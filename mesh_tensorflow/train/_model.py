@@ -417,12 +417,13 @@ class Model:
                 rate = tf.cast(rate(step), tf.float32)
                 extra["learning_rate"] = rate
             named["learning_rate"] = rate
-        made = self.optimizer(**named)
-        if not _is_optimizer(made):
+        optimizer = self.optimizer(**named)
+        if not _is_optimizer(optimizer):
             raise TypeError(
-                f"fit: optimizer should return an mtf.optimize.Optimizer, but returned {made!r}"
+                f"fit: optimizer should return an mtf.optimize.Optimizer, "
+                f"but returned {optimizer!r}"
             )
-        return made, extra
+        return optimizer, extra
 
 
 def _free_name(name: str, taken: Collection[str]) -> str:

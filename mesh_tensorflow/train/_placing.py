@@ -144,7 +144,7 @@ class Agreement:
         with tf.device(chief):
             # They are no global variables: every process would initialize them, and savers save
             # them.
-            known = {
+            counters = {
                 name: tf.Variable(
                     tf.constant(0, tf.int64),
                     collections=[],
@@ -157,8 +157,8 @@ class Agreement:
             # Fed, as an operation for each new value would extend the graph in every session that
             # has it.
             self._fed = tf.placeholder(tf.int64, [])
-            self._sets = {n: v.assign(self._fed, read_value=False) for n, v in known.items()}
-            self._reads = {name: v.read_value() for name, v in known.items()}
+            self._sets = {n: v.assign(self._fed, read_value=False) for n, v in counters.items()}
+            self._reads = {name: v.read_value() for name, v in counters.items()}
 
     def reset(self, session: tf.Session) -> None:
         """Makes a run begin; in the chief, before the others read what it decides."""
@@ -348,7 +348,7 @@ class Placing:
 
 
 @dataclasses.dataclass(frozen=True)
-class Given:
+class MeshOptions:
     """What the user says about the mesh.
 
     Attributes:
@@ -388,7 +388,7 @@ class Given:
         return {name: value for name, value in named.items() if value is not None}
 
 
-def placing_of(given: Given) -> Placing:
+def placing_of(given: MeshOptions) -> Placing:
     """Returns the Placing that the arguments of `fit` describe.
 
     Raises:
@@ -400,7 +400,7 @@ def placing_of(given: Given) -> Placing:
     if isinstance(mesh_impl, str):
         return _placing_of_name(given, mesh_impl)
     if mesh_impl is not None:
-        if given != Given(mesh_impl=mesh_impl, jit_compile=given.jit_compile):
+        if given != MeshOptions(mesh_impl=mesh_impl, jit_compile=given.jit_compile):
             raise ValueError(
                 "fit: mesh_impl is given besides mesh_shape, layout, devices or simd, or how "
                 "variables are stored, all of which it takes the place of: leave them out"
@@ -430,7 +430,7 @@ def placing_of(given: Given) -> Placing:
     return Placing(shape, rules, devices, given.simd, cluster=cluster, stored=given.stored)
 
 
-def _placing_of_name(given: Given, name: str) -> Placing:
+def _placing_of_name(given: MeshOptions, name: str) -> Placing:
     """Returns the Placing for the name of a mesh implementation."""
     if name not in MESH_IMPLS or (given.simd and name != "simd"):
         raise ValueError(

@@ -238,7 +238,7 @@ _STEP = "global_step"
 _SHOWN = 8
 
 
-class Found(NamedTuple):
+class ResumePoint(NamedTuple):
     """A checkpoint to go on from.
 
     Attributes:
@@ -252,7 +252,7 @@ class Found(NamedTuple):
     note: str = ""
 
 
-def find_checkpoint(directory: Optional[str], resume: Resume) -> Optional[Found]:
+def find_checkpoint(directory: Optional[str], resume: Resume) -> Optional[ResumePoint]:
     """Returns the checkpoint that a run goes on from; None if it begins.
 
     Args:
@@ -290,7 +290,7 @@ def find_checkpoint(directory: Optional[str], resume: Resume) -> Optional[Found]
             "anew with resume=False"
         )
     try:
-        return Found(last, _step_of(last), note)
+        return ResumePoint(last, _step_of(last), note)
     except (CheckpointError, OSError) as e:
         fault = fault_of(last, nan_too=False)
         # The file is whole: the error itself says what is wrong, as of one that is none of fit's.
@@ -299,7 +299,7 @@ def find_checkpoint(directory: Optional[str], resume: Resume) -> Optional[Found]
         raise damaged(last, fault) from e
 
 
-def _last_good(directory: str, there: list[str]) -> Optional[Found]:
+def _last_good(directory: str, there: list[str]) -> Optional[ResumePoint]:
     good = last_good(directory)
     if good is None and there:
         raise CheckpointError(
@@ -311,7 +311,7 @@ def _last_good(directory: str, there: list[str]) -> Optional[Found]:
     # Checkpoints are sorted by step, so those after a whole one are what this run writes over.
     later = there[there.index(good) + 1 :]
     note = f"{_names(later)} in {directory} are damaged or have NaN, and left out" if later else ""
-    return Found(good, _step_of(good), note)
+    return ResumePoint(good, _step_of(good), note)
 
 
 def _step_of(path: str) -> int:

@@ -24,7 +24,7 @@ from mesh_tensorflow.train._data import Features, source_of
 from mesh_tensorflow.train._engine import SessionEngine
 from mesh_tensorflow.train._fit import ELSEWHERE
 from mesh_tensorflow.train._model import Model, Output, call_model
-from mesh_tensorflow.train._placing import Given, Placing, Setup, placing_of
+from mesh_tensorflow.train._placing import MeshOptions, Placing, Setup, placing_of
 from mesh_tensorflow.train._saving import initial_of
 
 __all__ = ["evaluate", "export", "predict"]
@@ -327,7 +327,7 @@ def _use(
             f"{called}: directory is where the weights are, a directory of checkpoints, the path "
             f"of one, or arrays by name such as Result.variables, but is {directory!r}"
         )
-    placing: Placing = placing_of(Given(**arguments_of(Given, arguments)))
+    placing: Placing = placing_of(MeshOptions(**arguments_of(MeshOptions, arguments)))
     if placing.cluster is not None:
         raise ValueError(
             f"{called}: it is offered in one process: call it in a program of its own, with "

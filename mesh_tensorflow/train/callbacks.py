@@ -198,8 +198,8 @@ class EarlyStopping(Callback):
         """Begins anew, or goes on from what the evaluations of a resumed run have shown."""
         self.best, self.waited, self._judged = None, 0, []
         # A run that begins anew does not count what an earlier one in its directory has judged.
-        known = read_json(_state_path(run)).get(self._key, []) if run.step else []
-        for step, value in known:
+        judged = read_json(_state_path(run)).get(self._key, []) if run.step else []
+        for step, value in judged:
             if step <= run.step:  # the others came after the checkpoint
                 # Judged anew and not restored, as `patience` or `min_delta` may have been changed
                 # since.
@@ -208,10 +208,10 @@ class EarlyStopping(Callback):
     def on_evaluation(self, run: Run, values: Mapping[str, float]) -> None:
         """Stops the run if the metric has not improved for `patience` evaluations."""
         value = metric_of(values, self.metric, "EarlyStopping")
-        this = run.step, value
+        judgment = run.step, value
         # A finished run is evaluated again.
         if run.step >= run.steps and any(
-            np.array_equal(this, known, equal_nan=True) for known in self._judged
+            np.array_equal(judgment, known, equal_nan=True) for known in self._judged
         ):
             return
         self._judge(run, run.step, value)
@@ -372,11 +372,11 @@ class _FileLog(Callback):
         self._open = self.path or os.path.join(run.logdir or run.directory or "", self._name)
         tf.gfile.MakeDirs(os.path.dirname(self._open) or ".")
         # A run that begins anew begins a new file.
-        kept = self._read() if run.step and tf.gfile.Exists(self._open) else []
-        kept = [record for record in kept if int(record["step"]) <= run.step]
+        records = self._read() if run.step and tf.gfile.Exists(self._open) else []
+        records = [record for record in records if int(record["step"]) <= run.step]
         if run.step >= run.steps:  # a finished run is only evaluated again
-            kept = [r for r in kept if int(r["step"]) < run.step or not _is_eval(r)]
-        self._begin(kept)
+            records = [r for r in records if int(r["step"]) < run.step or not _is_eval(r)]
+        self._begin(records)
 
     def on_log(self, run: Run, values: Mapping[str, float]) -> None:
         """Adds a record."""
@@ -510,9 +510,9 @@ class _Tracker(Callback):
         """Begins a run there, or goes on in that of a resumed run."""
         where = run.directory or run.logdir
         path = where and os.path.join(where, f"{self._name}_run.json")
-        known = read_json(path).get("id") if run.step else None
-        run_id = self._begin(run, known, {**run.arguments, **self._config})
-        if path is not None and run_id != known:
+        resumed_id = read_json(path).get("id") if run.step else None
+        run_id = self._begin(run, resumed_id, {**run.arguments, **self._config})
+        if path is not None and run_id != resumed_id:
             tf.gfile.MakeDirs(where)
             write_whole(path, json.dumps({"id": run_id}))
 

@@ -115,8 +115,8 @@ def perplexity(losses: mtf.Tensor, weights: Optional[mtf.Tensor] = None) -> Metr
     Returns:
       A Metric; the mean is taken over all batches before the exponential.
     """
-    made = mean(losses, weights)
-    return Metric(made.total, made.weight, _exp)
+    average = mean(losses, weights)
+    return Metric(average.total, average.weight, _exp)
 
 
 def _exp(x: float) -> float:
