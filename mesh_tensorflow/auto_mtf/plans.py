@@ -422,7 +422,7 @@ def plan(
     return search.result(processors)
 
 
-class _Found(NamedTuple):
+class _BestLayout(NamedTuple):
     """The best layout of a choice at a stage of ZeRO."""
 
     choice: Choice
@@ -441,12 +441,12 @@ class _Search:
     within: float
     joint: bool
     profile: Union[bool, Profile] = False
-    found: list[_Found] = dataclasses.field(default_factory=list)
+    found: list[_BestLayout] = dataclasses.field(default_factory=list)
     lost: list[Lost] = dataclasses.field(default_factory=list)
-    nearest: Optional[_Found] = None
+    nearest: Optional[_BestLayout] = None
 
     @property
-    def _best(self) -> Optional[_Found]:
+    def _best(self) -> Optional[_BestLayout]:
         # Of equally fast plans, the first candidate's.
         return min(self.found, key=lambda one: one.estimate.seconds.total, default=None)
 
@@ -509,10 +509,10 @@ class _Search:
         most = math.inf if best is None else best.estimate.seconds.total * self.within
         fast = fastest(promising, self.limit, most)
         if fast is not None:
-            self.found.append(_Found(choice, zero, *fast))
+            self.found.append(_BestLayout(choice, zero, *fast))
             return
         # Only where none was found, since the least memory takes a search of its own.
-        least: Optional[_Found] = None
+        least: Optional[_BestLayout] = None
         for estimator in sorted(floors, key=lambda e: floors[e][1]):
             # By lower bounds, so that none of the rest can need less than the least so far.
             enough = max(limit, floors[estimator][1])
@@ -520,7 +520,7 @@ class _Search:
                 break
             estimate = estimator.least_memory()
             if least is None or estimate.peak_bytes < least.estimate.peak_bytes:
-                least = _Found(choice, zero, estimator, estimate)
+                least = _BestLayout(choice, zero, estimator, estimate)
         assert least is not None
         if least.estimate.peak_bytes <= limit:
             why = f"takes more than {self.within:.3g} times as long as the best"
@@ -571,7 +571,7 @@ class _Search:
         return MemoryLimitError("\n".join(lines), missing)
 
 
-def _slower(slow: _Found, best: Seconds) -> Lost:
+def _slower(slow: _BestLayout, best: Seconds) -> Lost:
     """Returns what takes longer than in the best plan."""
     seconds = slow.estimate.seconds
     differences = [

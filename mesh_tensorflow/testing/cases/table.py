@@ -43,7 +43,7 @@ def shape(names: str) -> mtf.Shape:
     return mtf.Shape(dims(names))
 
 
-class _Given:
+class _InputsAsVariables:
     """Inputs of a case as what a layer computes with in place of its variables."""
 
     def __init__(self, values: dict[str, Any]) -> None:
@@ -66,7 +66,7 @@ class _Given:
 
 def given(layer: Callable[[], Any], **variables: Any) -> Any:
     """Calls a layer with Tensors in place of its variables, by the last part of their names."""
-    with adapting(_Given(variables)):
+    with adapting(_InputsAsVariables(variables)):
         return layer()
 
 

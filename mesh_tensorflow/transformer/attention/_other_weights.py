@@ -322,7 +322,7 @@ def _first(x: mtf.Tensor, dim: mtf.Dimension) -> mtf.Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Made:
+class _SyntheticLogits:
     """Logits that are not products, and the sizes of their weights.
 
     Attributes:
@@ -421,13 +421,13 @@ _Mode = tuple[Callable[..., mtf.Tensor], Callable[..., mtf.Tensor]]
 
 # By mode: how logits are computed, and how they are combined with products.
 SYNTHESIZE_MODES: dict[str, _Mode] = {
-    "random": (_Made.random, _only),
-    "random_plus": (_Made.random, _plus),
-    "random_plus_alpha": (_Made.random, _plus_alpha),
-    "dense_minus": (_Made.dense, _only),
-    "dense_plus": (_Made.dense, _plus),
-    "dense_plus_alpha": (_Made.dense, _plus_alpha),
-    "factorized": (_Made.factorized, _only),
+    "random": (_SyntheticLogits.random, _only),
+    "random_plus": (_SyntheticLogits.random, _plus),
+    "random_plus_alpha": (_SyntheticLogits.random, _plus_alpha),
+    "dense_minus": (_SyntheticLogits.dense, _only),
+    "dense_plus": (_SyntheticLogits.dense, _plus),
+    "dense_plus_alpha": (_SyntheticLogits.dense, _plus_alpha),
+    "factorized": (_SyntheticLogits.factorized, _only),
 }
 # For so many positions are the weights in users' checkpoints, whatever max_length was: the classic
 # asks for it only in these two modes. Longer sequences, which it refuses, need a larger max_length.
@@ -533,8 +533,10 @@ def synthetic_attention(
             max_length = max(max_length, _LEAST_LENGTH)
         _check_lengths(max_length, memory_length_dim, context.length_dim)
         heads_dim = _heads_dim(q, v)
-        made = _Made(context, q, heads_dim, key_dim, memory_length_dim, max_length, factorized_dim)
-        logits = join(context, logits, make(made))
+        synthetic = _SyntheticLogits(
+            context, q, heads_dim, key_dim, memory_length_dim, max_length, factorized_dim
+        )
+        logits = join(context, logits, make(synthetic))
     assert logits is not None
     logits = _masks.biased(logits, bias)
     weights = mtf.softmax(logits, memory_length_dim, extra_logit=extra_logit)
