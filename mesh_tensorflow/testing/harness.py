@@ -34,6 +34,7 @@ __all__ = [
     "assert_close",
     "chosen_layouts",
     "collectives_of",
+    "counted_and_predicted",
     "is_legal",
     "layout_text",
     "legal_layouts",
@@ -427,6 +428,23 @@ def collectives_of(costs: Iterable[tuple[object, Cost]]) -> collections.Counter:
     )
 
 
+def counted_and_predicted(
+    lowering: mtf.Lowering, targets: Sequence[mtf.Tensor] = ()
+) -> tuple[collections.Counter, collections.Counter]:
+    """Returns the collectives that a Lowering has made, and those that its program's costs list.
+
+    Args:
+      lowering: a Lowering to one mesh, of which all targets are exported.
+      targets: the Tensors whose values are needed at the end, so that no sum is pending.
+
+    Returns:
+      Two multisets, which are equal unless the cost of an operation is wrong.
+    """
+    counted = collectives_of((kind, Cost(collectives=(c,))) for kind, _, c in lowering.collectives)
+    [impl] = lowering.mesh_to_impl.values()
+    return counted, collectives_of(walk(lowering.graph.operations, impl, targets).costs)
+
+
 def lower(
     graph: mtf.Graph, mesh: mtf.Mesh, placing: Placing, targets: Sequence[mtf.Tensor]
 ) -> Lowered:
@@ -463,10 +481,7 @@ def lower_with(
     with tf.variable_scope(f"placing_{len(tf.get_default_graph().get_operations())}"):
         exports = run(program)
     [lowering] = lowerings
-    impl = lowering.mesh_to_impl[mesh]
-    counted = collectives_of((kind, Cost(collectives=(c,))) for kind, _, c in lowering.collectives)
-    predicted = collectives_of(walk(graph.operations, impl, targets).costs)
-    return Lowered(placing, lowering, exports, counted, predicted)
+    return Lowered(placing, lowering, exports, *counted_and_predicted(lowering, targets))
 
 
 def values_of(

@@ -8,7 +8,6 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow._mesh import devices
-from mesh_tensorflow._mesh.mesh_impl import LaidOutTensor
 from mesh_tensorflow.auto_mtf import _units, hardware, measure, models, profiles, step_time
 from mesh_tensorflow.auto_mtf.explanation import Explanation
 from mesh_tensorflow.auto_mtf.step_time import StepEstimator
@@ -195,7 +194,7 @@ def test_what_is_timed_is_computed_as_often_as_it_says(cores, simd, monkeypatch)
 def test_a_step_that_does_not_end_is_an_error(tf_graph):
     def never(lowering):
         values = tf.queue.FIFOQueue(1, tf.float32, shapes=[[]])
-        return [LaidOutTensor([values.dequeue()] * 4)]
+        return [mtf.LaidOutTensor([values.dequeue()] * 4)]
 
     parts, machine = dense(), profiles.Processors(SHAPE, CPUS)
     timed = timed_product(parts, run=never)

@@ -12,7 +12,6 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow.auto_mtf.layout_optimizer import LayoutOptimizer
 from mesh_tensorflow.auto_mtf.memory_estimator import MemoryEstimator
 from mesh_tensorflow.auto_mtf.step_time import StepEstimator
-from mesh_tensorflow.ops._variable import Assign
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.transformer import transformer
 
@@ -54,7 +53,7 @@ def lower(mesh, layout, mesh_shape=MESH):
     with tf.variable_scope("_".join(["split", *itertools.chain(*layout.items())])):
         lowering = mtf.Lowering(mesh.graph, {mesh: impl}, autostack=False)
         for op in mesh.graph.operations:
-            if isinstance(op, Assign):
+            if isinstance(op, mtf.Assign):
                 lowering.lowered_operation(op)
 
 

@@ -15,7 +15,6 @@ from mesh_tensorflow._core.placement import walk
 from mesh_tensorflow.auto_mtf import _units, hardware, models
 from mesh_tensorflow.auto_mtf.hardware import CostModel, Hardware, Link
 from mesh_tensorflow.auto_mtf.step_time import MemoryLimitError, StepEstimator
-from mesh_tensorflow.ops._variable import Assign
 
 SLOW = Hardware("slow", {"float32": 1e9}, 1e8, 1e9, Link(1e7, 1e-6), operation_seconds=1e-6)
 RING = SLOW.replace(link=Link(1e7, 1e-6, "ring"))
@@ -61,7 +60,7 @@ def directly(graph, outputs, estimator, layout):
     compute = communication = 0.0
     operations = needed_operations(graph.operations, outputs)
     for op in operations:
-        if isinstance(op, Assign):
+        if isinstance(op, mtf.Assign):
             for x in op.inputs:
                 moved = 2 * impl.laid_out_size(x.shape) * 4
                 compute += moved / impl.size / estimator.hardware.memory_bandwidth

@@ -11,7 +11,6 @@ from mesh_tensorflow._core.layout import stored_layout
 from mesh_tensorflow.auto_mtf import models
 from mesh_tensorflow.auto_mtf._space import stored_layouts
 from mesh_tensorflow.auto_mtf.step_time import MemoryLimitError, ProgramParts, StepEstimator
-from mesh_tensorflow.ops._control.while_loop import WhileLoopOperation
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 
 MESHES = [
@@ -134,14 +133,14 @@ def test_microbatches(tf_graph, monkeypatch, clip, mesh, layout, axis, zero):
     estimated = StepEstimator(program.graph, shape, program.outputs, SLOW, stored_layout=stored)
     found, peak = predicted(estimated, layout), estimated.peak_by_kind(layout)
     bounds = []
-    lower = WhileLoopOperation.lower
+    lower = mtf.WhileLoopOperation.lower
 
     def noting(loop, lowering):
         begin = len(lowering.collectives)
         lower(loop, lowering)
         bounds.append((begin, len(lowering.collectives)))
 
-    monkeypatch.setattr(WhileLoopOperation, "lower", noting)
+    monkeypatch.setattr(mtf.WhileLoopOperation, "lower", noting)
     _, lowering = counted(program, mesh, layout, zero=zero, zero_axis=axis)
     [(begin, end)] = bounds
     expected = Counter()

@@ -1,10 +1,9 @@
 """Mistakes in the data of BERT's programs end them with one message and exit code 2."""
 
 import pytest
+import tensorflow as tf
 from helpers import processes
 from helpers.bert import bert_data
-
-from mesh_tensorflow.bert._training import write_records
 
 COMMON = ["--bert_config_file=config.json", "--output_dir=out"]
 PRETRAINING = [
@@ -69,7 +68,10 @@ def data(tmp_path_factory):
     (directory / "wrong").mkdir()
     for name, text in FILES.items():
         (directory / name).write_text(text)
-    write_records(str(directory / "numbers.tfrecord"), [{"numbers": [1, 2]}])
+    numbers = tf.train.Feature(int64_list=tf.train.Int64List(value=[1, 2]))
+    example = tf.train.Example(features=tf.train.Features(feature={"numbers": numbers}))
+    with tf.io.TFRecordWriter(str(directory / "numbers.tfrecord")) as writer:
+        writer.write(example.SerializeToString())
     return directory
 
 

@@ -6,7 +6,7 @@ import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._core.errors import MeshTensorFlowWarning, NoValueError, WrongTypeError
+from mesh_tensorflow._core.errors import NoValueError, WrongTypeError
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 
 A, B, C = mtf.Dimension("a", 4), mtf.Dimension("b", 2), mtf.Dimension("c", 2)
@@ -166,7 +166,7 @@ def test_without_a_value(x):
         for ask in (lambda: inside.numpy(), lambda: float(inside), lambda: np.asarray(inside)):
             with pytest.raises(NoValueError, match=r"lowering\.export_to_tf_tensor\(x\)"):
                 ask()
-        with pytest.warns(MeshTensorFlowWarning, match=r"Write mtf\.where"):
+        with pytest.warns(mtf.MeshTensorFlowWarning, match=r"Write mtf\.where"):
             assert inside < 3
     with pytest.raises(NoValueError, match=r"fetch with session\.run"):
         inside.numpy()

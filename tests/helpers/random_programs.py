@@ -10,8 +10,6 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._core.operation import Cost
-from mesh_tensorflow._core.placement import walk
 from mesh_tensorflow.testing import harness
 from mesh_tensorflow.testing.harness import Placing
 
@@ -808,11 +806,7 @@ def run(program, placing=harness.WHOLE):
 
 
 def _check_collectives(builder, lowering, targets, placing):
-    impl = lowering.mesh_to_impl[builder.mesh]
-    predicted = harness.collectives_of(walk(builder.graph.operations, impl, targets).costs)
-    counted = harness.collectives_of(
-        (kind, Cost(collectives=(c,))) for kind, _, c in lowering.collectives
-    )
+    counted, predicted = harness.counted_and_predicted(lowering, targets)
     assert counted == predicted, f"{placing}: {counted - predicted} and {predicted - counted}"
 
 

@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 from helpers import processes
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._mesh.gspmd import GspmdMeshImpl, annotating, sharding_text
+from mesh_tensorflow._mesh.gspmd import annotating, sharding_text
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.testing.conformance import check, gspmd
 
@@ -121,12 +121,15 @@ def losses(make_impl, jit=False):
 def test_trains_as_on_placed_devices():
     """Random values are equal to the bit: else, dropout would make other losses."""
     placed = losses(lambda: PlacementMeshImpl(MESH, LAYOUT, ["cpu:0"] * 4))
-    np.testing.assert_allclose(losses(lambda: GspmdMeshImpl(MESH, LAYOUT)), placed, rtol=1e-6)
+    np.testing.assert_allclose(losses(lambda: mtf.GspmdMeshImpl(MESH, LAYOUT)), placed, rtol=1e-6)
 
 
 @pytest.mark.parametrize("tf_fn", [tf.random.uniform, tf.random.normal, tf.random.truncated_normal])
 def test_random_values_are_equal_to_the_bit(tf_fn, tf_graph):
-    impls = [GspmdMeshImpl(MESH, LAYOUT), PlacementMeshImpl(MESH, LAYOUT, [""] * 4, merge="none")]
+    impls = [
+        mtf.GspmdMeshImpl(MESH, LAYOUT),
+        PlacementMeshImpl(MESH, LAYOUT, [""] * 4, merge="none"),
+    ]
     shape = mtf.Shape([("batch", 6), ("hidden", 50)])
     mesh = mtf.Mesh(mtf.Graph(), "mesh")
     name = mtf.Tensor(
@@ -160,7 +163,7 @@ def product(impl, jit):
 
 
 def test_annotations_do_nothing_on_one_device():
-    value, nodes, expected = product(GspmdMeshImpl(MESH, LAYOUT, annotate=True), jit=True)
+    value, nodes, expected = product(mtf.GspmdMeshImpl(MESH, LAYOUT, annotate=True), jit=True)
     np.testing.assert_allclose(value, expected)
     assert len(nodes) == 4  # x, w, the product, and twice that
     assert {node.get_attr("sharding") for node in nodes[:1]} == {
@@ -169,10 +172,10 @@ def test_annotations_do_nothing_on_one_device():
 
 
 def test_annotates_where_xla_compiles():
-    assert not product(GspmdMeshImpl(MESH, LAYOUT), jit=False)[1]
+    assert not product(mtf.GspmdMeshImpl(MESH, LAYOUT), jit=False)[1]
     with annotating():
-        assert len(product(GspmdMeshImpl(MESH, LAYOUT), jit=True)[1]) == 4
-        assert not product(GspmdMeshImpl(MESH, LAYOUT, annotate=False), jit=True)[1]
+        assert len(product(mtf.GspmdMeshImpl(MESH, LAYOUT), jit=True)[1]) == 4
+        assert not product(mtf.GspmdMeshImpl(MESH, LAYOUT, annotate=False), jit=True)[1]
 
 
 class Doubled(mtf.Operation):
@@ -193,7 +196,7 @@ def test_operations_of_other_packages(tf_graph):
     mesh = mtf.Mesh(mtf.Graph(), "mesh")
     x = mtf.import_tf_tensor(mesh, np.arange(8.0, dtype="float32"), "batch:8")
     y = Doubled(x).outputs[0]
-    lowering = mtf.Lowering(mesh.graph, {mesh: GspmdMeshImpl(MESH, "batch:rows")})
+    lowering = mtf.Lowering(mesh.graph, {mesh: mtf.GspmdMeshImpl(MESH, "batch:rows")})
     with tf.Session() as session:
         np.testing.assert_array_equal(
             session.run(lowering.export_to_tf_tensor(y)), np.arange(8) * 2
@@ -204,8 +207,8 @@ def test_layouts_must_fit_the_mesh(tf_graph):
     mesh = mtf.Mesh(mtf.Graph(), "mesh")
     mtf.import_tf_tensor(mesh, np.zeros(7, "float32"), "batch:7")
     with pytest.raises(ValueError, match=r"batch=7 .* cannot be split over mesh dimension rows=2"):
-        mtf.Lowering(mesh.graph, {mesh: GspmdMeshImpl(MESH, "batch:rows")})
+        mtf.Lowering(mesh.graph, {mesh: mtf.GspmdMeshImpl(MESH, "batch:rows")})
 
 
 def test_repr():
-    assert repr(GspmdMeshImpl(MESH, LAYOUT)).startswith("<GspmdMeshImpl rows=2, cols=2")
+    assert repr(mtf.GspmdMeshImpl(MESH, LAYOUT)).startswith("<GspmdMeshImpl rows=2, cols=2")

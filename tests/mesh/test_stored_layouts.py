@@ -8,9 +8,9 @@ import tensorflow as tf2
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._core.placement import walk
 from mesh_tensorflow.ops._control.gradients import DelayOperation
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl, replicate
+from mesh_tensorflow.testing import harness
 
 BATCH, MODEL, FF = mtf.convert_to_shape("batch:16,d_model:8,d_ff:24").dims
 DATA = np.random.RandomState(0).randn(16, 8).astype(np.float32)
@@ -215,10 +215,8 @@ def test_what_is_communicated(stage, clip):
     on_a_ring = {"allreduce": 2, "reduce_scatter": 1, "allconcat": 1}
     sent = sum(n * on_a_ring[kind] for kind, n in training.sent().items())
     assert sent <= (1.5 if stage == 3 else 1) * 2 * (large + bias)
-    predicted = walk(training.graph.operations, training.impl)
-    counted = [c for _, _, c in training.lowering.collectives]
-    asked = [c for _, cost in predicted.costs for c in cost.collectives]
-    assert sorted(map(str, asked)) == sorted(map(str, counted))
+    counted, predicted = harness.counted_and_predicted(training.lowering)
+    assert counted == predicted
 
 
 @pytest.mark.usefixtures("own_graph")

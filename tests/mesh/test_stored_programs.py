@@ -9,8 +9,6 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._core.operation import Cost
-from mesh_tensorflow._core.placement import walk
 from mesh_tensorflow.testing import harness
 
 MESHES = ["x:2", "x:3", "x:4", "x:2,y:2", "x:2,y:3", "x:1,y:4", "x:2,y:1,z:2"]
@@ -63,10 +61,7 @@ def train(instructions, optimizer, seed=None, restore=None, save=None):
         lowering = mtf.Lowering(builder.graph, {builder.mesh: impl})
         exports = [lowering.export_to_tf_tensor(t) for t in targets]
         steps = tf.group([lowering.lowered_operation(op) for op in updates])
-        predicted = harness.collectives_of(walk(builder.graph.operations, impl, targets).costs)
-        counted = harness.collectives_of(
-            (kind, Cost(collectives=(c,))) for kind, _, c in lowering.collectives
-        )
+        counted, predicted = harness.counted_and_predicted(lowering, targets)
         assert counted == predicted, (mesh, layout, options)
         saver = tf.train.Saver()
         with harness.session() as session:

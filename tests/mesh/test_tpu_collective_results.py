@@ -19,7 +19,8 @@ import tensorflow.compat.v1 as tf
 from helpers.mesh import xla_cpu_replicas
 from helpers.mesh.tpu_mesh import L2P, MESH, P2L
 
-from mesh_tensorflow._core.layout import coordinate_of, pnum_to_processor_coordinates
+import mesh_tensorflow as mtf
+from mesh_tensorflow._core.layout import coordinate_of
 from mesh_tensorflow._core.shape import JointAxis, single_axes
 from mesh_tensorflow._mesh.tpu_program import TpuCollectives
 
@@ -29,13 +30,13 @@ ALL = JointAxis([1, 0])
 
 def members(logical, mesh_axes):
     """Returns the logical numbers of a processor's group, in order."""
-    own, single = pnum_to_processor_coordinates(MESH, logical), single_axes(mesh_axes)
+    own, single = mtf.pnum_to_processor_coordinates(MESH, logical), single_axes(mesh_axes)
     found = [
         pnum
         for pnum in range(MESH.size)
         if all(
             c == o
-            for axis, (c, o) in enumerate(zip(pnum_to_processor_coordinates(MESH, pnum), own))
+            for axis, (c, o) in enumerate(zip(mtf.pnum_to_processor_coordinates(MESH, pnum), own))
             if axis not in single
         )
     ]

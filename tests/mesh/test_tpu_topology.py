@@ -14,7 +14,7 @@ from tensorflow.python.tpu import topology as topology_lib
 
 from mesh_tensorflow import Shape
 from mesh_tensorflow._mesh import tpu_topology
-from mesh_tensorflow._mesh.tpu_topology import (
+from mesh_tensorflow.simd_mesh_impl import (
     HierarchicalTiling,
     auto_logical_to_physical_tpu,
     physical_shape_3d_from_topology_proto_4d,

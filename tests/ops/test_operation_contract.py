@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import auto_mtf
-from mesh_tensorflow._core.operation import Operation, with_inner_operations
+from mesh_tensorflow._core.operation import with_inner_operations
 from mesh_tensorflow._core.placement import walk
 
 A, B = mtf.Dimension("a", 4), mtf.Dimension("b", 6)
@@ -187,7 +187,7 @@ def test_what_gradients_belong_to(mesh, x):
     assert mesh.graph.differentiated is None
 
 
-def every_class(cls=Operation):
+def every_class(cls=mtf.Operation):
     for sub in cls.__subclasses__():
         yield sub
         yield from every_class(sub)
@@ -197,7 +197,7 @@ def test_the_package_says_what_costs_depend_on():
     """Nothing of the package relies on the default for classes with a cost of their own."""
     methods = ("begun_sums", "cost", "partial_sums")
     for cls in every_class():
-        if not cls.__module__.startswith("mesh_tensorflow.") or cls.loop is not Operation.loop:
+        if not cls.__module__.startswith("mesh_tensorflow.") or cls.loop is not mtf.Operation.loop:
             continue
-        if any(getattr(cls, m) is not getattr(Operation, m) for m in methods):
-            assert cls.cost_key is not Operation.cost_key or cls.costs_by is not None, cls
+        if any(getattr(cls, m) is not getattr(mtf.Operation, m) for m in methods):
+            assert cls.cost_key is not mtf.Operation.cost_key or cls.costs_by is not None, cls

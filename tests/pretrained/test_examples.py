@@ -11,7 +11,6 @@ from tokenizers import models as kinds
 from tokenizers import pre_tokenizers
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.models import _tokenizer
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 EXAMPLES = [
@@ -90,7 +89,7 @@ def model_of_texts():
         single="<s> $A", special_tokens=[("<s>", made.token_to_id("<s>"))]
     )
     model = model_of()
-    model.tokenizer = _tokenizer.Tokenizer(made, TEMPLATE.replace("bot", "assistant"))
+    model.tokenizer = mtf.models.Tokenizer(made, TEMPLATE.replace("bot", "assistant"))
     model.config["eos_token_id"] = [made.token_to_id("<e>"), 3]
     return model
 

@@ -16,7 +16,6 @@ from tokenizers import decoders, models
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import generate
-from mesh_tensorflow.models import _tokenizer
 from mesh_tensorflow.testing.harness import Placing
 from mesh_tensorflow.transformer.transformer import _decoding
 
@@ -43,7 +42,7 @@ def a_tokenizer():
     made = tokenizers.Tokenizer(models.BPE(letters, []))
     made.decoder = decoders.Fuse()
     made.add_special_tokens(list(letters)[1:3])
-    return _tokenizer.Tokenizer(made, "{% for m in messages %}{{ m.content }}{% endfor %}")
+    return mtf.models.Tokenizer(made, "{% for m in messages %}{{ m.content }}{% endfor %}")
 
 
 def with_texts(tmp_path, **place):
@@ -451,7 +450,7 @@ def a_byte_tokenizer():
     numbers = printable + [b for b in range(256) if b not in printable]
     made = tokenizers.Tokenizer(models.BPE(dict(zip(order, numbers)), []))
     made.decoder = decoders.ByteLevel()
-    return _tokenizer.Tokenizer(made)
+    return mtf.models.Tokenizer(made)
 
 
 def test_a_stream_that_is_left_ends_its_program(tmp_path):

@@ -285,7 +285,7 @@ def a_tokenizer():
     made = tokenizers.Tokenizer(models.WordLevel(words, unk_token="."))
     made.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex("user|."), "isolated")
     made.add_special_tokens(["<|start|>", "<|end|>"])
-    return _tokenizer.Tokenizer(made, TEMPLATE)
+    return mtf.models.Tokenizer(made, TEMPLATE)
 
 
 def test_texts_and_conversations(tmp_path):

@@ -12,7 +12,6 @@ from helpers.transformer import models
 from helpers.transformer.models import LENGTH, Mix, assert_same, imported, some_ids
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._core.placement import walk
 from mesh_tensorflow.testing import harness
 from mesh_tensorflow.testing.harness import WHOLE, Placing
 from mesh_tensorflow.transformer import moe, transformer, transformer_layers
@@ -274,11 +273,9 @@ def test_communication():
         lowering = mtf.Lowering(graph, {mesh: impl})
         for value in found.values():
             lowering.export_to_tf_tensor(value)
-        counted = [c for _, _, c in lowering.collectives]
-        costs = walk(graph.operations, impl, list(found.values())).costs
-        asked = [c for _, cost in costs for c in cost.collectives]
-        assert sorted(map(str, asked)) == sorted(map(str, counted))
-        sent = [c.elements for c in counted if c.kind == "shift"]
+        counted, predicted = harness.counted_and_predicted(lowering, list(found.values()))
+        assert counted == predicted
+        sent = [c.elements for _, _, c in lowering.collectives if c.kind == "shift"]
         microbatch = 2 * LENGTH * models.DEPTH
         assert sent == [2 * microbatch] * 4  # two ticks and their gradients, on two processors
 

@@ -9,7 +9,7 @@ from helpers.transformer import models
 from helpers.transformer.models import DEPTH, LENGTH, ROWS, assert_same, imported, run, some_ids
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._core.placement import walk
+from mesh_tensorflow.testing import harness
 from mesh_tensorflow.testing.harness import WHOLE, Placing
 from mesh_tensorflow.transformer import transformer, transformer_layers
 
@@ -77,12 +77,10 @@ def sent(layout, sequence_parallel):
         lowering = mtf.Lowering(graph, {mesh: impl})
         for value in found.values():
             lowering.export_to_tf_tensor(value)
-        counted = [c for _, _, c in lowering.collectives]
-        predicted = walk(graph.operations, impl, list(found.values()))
-        asked = [c for _, cost in predicted.costs for c in cost.collectives]
-        assert sorted(map(str, asked)) == sorted(map(str, counted))
+        counted, predicted = harness.counted_and_predicted(lowering, list(found.values()))
+        assert counted == predicted
         total = collections.Counter()
-        for c in counted:
+        for _, _, c in lowering.collectives:
             total[c.kind] += c.bytes
         return total
 

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._core.placement import walk
+from mesh_tensorflow.testing import harness
 from mesh_tensorflow.transformer import transformer, transformer_layers
 
 STEPS, ROWS, LENGTH, MEMORY = 2, 2, 16, 24
@@ -80,7 +80,6 @@ def step_of(impl, function):
     lowering = mtf.Lowering(graph, {mesh: impl})
     train = tf.group([lowering.lowered_operation(op) for op in updates])
     exported = lowering.export_to_tf_tensor(loss)
-    asked = [c for _, cost in walk(graph.operations, impl, [loss]).costs for c in cost.collectives]
-    counted = [c for _, _, c in lowering.collectives]
-    assert sorted(map(str, asked)) == sorted(map(str, counted))
+    counted, predicted = harness.counted_and_predicted(lowering, [loss])
+    assert counted == predicted
     return {"loss": exported, "train": train}
