@@ -74,6 +74,7 @@ _DEFAULT, _WITH_TOOLS = "default", "tool_use"  # names of templates
 # Tokens that templates name, without knowing which they are. Most begin a conversation with the
 # first, and join it to texts, for which it has to be there.
 _BEGIN_AND_END = ("bos_token", "eos_token")
+# What a template gets by other arguments of `chat`.
 _OF_CHAT = frozenset(["messages", "tools", "documents", "add_generation_prompt"])
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names of what the model thought
 _NAMED = (*_BEGIN_AND_END, "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
