@@ -63,8 +63,8 @@ class Elements:
         # Once this has been fetched, the step may run, and the element has to be in its place.
         with tf.control_dependencies([keep]):
             self._advance = tf.identity(following.has_value(), name="has_element")
-        kept = tf.raw_ops.ReadVariableOp(resource=place, dtype=tf.variant)
-        optional = tf.nest.pack_sequence_as(following, [kept], expand_composites=True)
+        variant = tf.raw_ops.ReadVariableOp(resource=place, dtype=tf.variant)
+        optional = tf.nest.pack_sequence_as(following, [variant], expand_composites=True)
         self.current = optional.get_value()
 
     def advance(self, session: tf.Session) -> bool:

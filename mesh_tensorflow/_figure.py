@@ -372,5 +372,5 @@ def _squeezed(kinds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     total = np.sum([np.asarray(v, np.float64) for v in kinds.values()], axis=0)
     groups = np.array_split(np.arange(len(total)), min(_MOST_POINTS, len(total)))
     # One time for all kinds, so that what is stacked was in use at once; the peak is among them.
-    kept = [int(group[total[group].argmax()]) for group in groups]
-    return {name: np.asarray(values, np.float64)[kept] for name, values in kinds.items()}
+    highest = [int(group[total[group].argmax()]) for group in groups]
+    return {name: np.asarray(values, np.float64)[highest] for name, values in kinds.items()}

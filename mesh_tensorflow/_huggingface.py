@@ -93,15 +93,15 @@ def _cannot_be_read(path: str) -> NoReturn:
                 f"{file} is a link to {os.readlink(file)!r}, where there is no file; copy the "
                 "folder with what its links lead to, as `cp -L` does, or get it anew"
             )
-    there = [name for name in _OF_PYTORCH if os.path.isfile(os.path.join(path, name))]
-    if not there:
+    pickles = [name for name in _OF_PYTORCH if os.path.isfile(os.path.join(path, name))]
+    if not pickles:
         raise ValueError(
             f"no model.safetensors in {path!r}; files of PyTorch (.bin) are written anew with "
             "`save_pretrained(..., safe_serialization=True)`"
         )
     # Such a file is a program, which may do anything where it is read.
     raise ValueError(
-        f"no model.safetensors in {path!r}, but {there[0]}, a pickle that is not opened here, as "
+        f"no model.safetensors in {path!r}, but {pickles[0]}, a pickle that is not opened here, as "
         "it could run any code. If you trust it, convert it where PyTorch and transformers are "
         'installed: python -c "import transformers as t; p = '
         f"{path!r}; t.AutoModelForCausalLM.from_pretrained(p, dtype='auto').save_pretrained(p, "
@@ -186,14 +186,14 @@ class Folder:
         if not os.path.isfile(file):
             raise ValueError(f"{file}: there is no such file, but the model's index names it")
         with _opened(file):  # checks that it is whole
-            there = _headers_of(file)
-        wanted = sorted(there if names is None else names)
-        missing = [name for name in wanted if name not in there]
+            headers = _headers_of(file)
+        chosen = sorted(headers if names is None else names)
+        missing = [name for name in chosen if name not in headers]
         if missing:
             raise ValueError(
                 f"{file} has no {', '.join(missing)}, which the model's index has there"
             )
-        self._headers.update({name: there[name] for name in wanted})
+        self._headers.update({name: headers[name] for name in chosen})
 
     def __getitem__(self, name: str) -> np.ndarray:
         """Reads a tensor."""
@@ -295,8 +295,8 @@ def write_folder(
       ValueError: the directory already holds a model.
     """
     save = safetensors_numpy().save_file
-    if (there := has_model(directory)) is not None:
-        raise ValueError(f"{there} exists already; choose another directory")
+    if (existing := has_model(directory)) is not None:
+        raise ValueError(f"{existing} exists already; choose another directory")
     with written_whole(directory, last=_SINGLE) as folder:
         with open(os.path.join(folder, _CONFIG), "w", encoding="utf-8") as f:
             json.dump(config, f, indent=2)

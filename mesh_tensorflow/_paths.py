@@ -73,14 +73,14 @@ def readable(path: Union[str, os.PathLike[str]]) -> str:
 @functools.cache
 def _links(pid: int) -> str:
     """Returns a directory of this process for links."""
-    made = tempfile.mkdtemp(prefix="mesh_tensorflow-links-")
+    folder = tempfile.mkdtemp(prefix="mesh_tensorflow-links-")
 
     def remove() -> None:
         if os.getpid() == pid:  # a forked process has the same exit handlers
-            shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
 
     atexit.register(remove)
-    return made
+    return folder
 
 
 def write_whole(path: str, text: str, temporary: Optional[str] = None) -> None:

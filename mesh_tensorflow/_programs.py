@@ -349,9 +349,9 @@ def _advice(message: str) -> str:
     if parameter:
         function = gin.get_configurable(parameter[1])
         names = inspect.signature(function).parameters
-        known = [name for name in names if name not in ("self", "args", "kwargs")]
-        near = _nearest(parameter[2], known)
-        return f"The nearest names are {near}." if near else f"It has {', '.join(known)}."
+        parameters = [name for name in names if name not in ("self", "args", "kwargs")]
+        near = _nearest(parameter[2], parameters)
+        return f"The nearest names are {near}." if near else f"It has {', '.join(parameters)}."
     return ""
 
 

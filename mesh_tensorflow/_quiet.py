@@ -136,10 +136,10 @@ def import_tensorflow() -> None:
     A lower TF_CPP_MIN_LOG_LEVEL that the user has set shows them, and so does TF_CPP_VMODULE or
     TF_CPP_MAX_VLOG_LEVEL. In a program of the package, Keras and JAX are loaded when they are used.
     """
-    wanted = os.environ.get(_LEVEL, _FATAL) < _ERRORS or any(v in os.environ for v in _VERBOSE)
-    if not wanted:
+    is_verbose = os.environ.get(_LEVEL, _FATAL) < _ERRORS or any(v in os.environ for v in _VERBOSE)
+    if not is_verbose:
         set_log_level()
-    shown = wanted or "tensorflow" in sys.modules or os.name != "posix" or not _has_stderr()
+    shown = is_verbose or "tensorflow" in sys.modules or os.name != "posix" or not _has_stderr()
     with (
         _left_out() if _is_program() else contextlib.nullcontext(),
         contextlib.nullcontext() if shown or not sys.executable else _without_chatter(),

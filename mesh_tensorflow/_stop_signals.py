@@ -80,9 +80,9 @@ class StopSignals:
         if self.received is not None and not self.is_of_other:
             raise _error(number_given, f"stopped at once by a second {number_given.name}")
         # No exception: it could interrupt the step, or the writing of a checkpoint, at any place.
-        told, self.received, self.is_of_other = self.received, number_given, False
+        seen_before, self.received, self.is_of_other = self.received, number_given, False
         # Told once: another process may have been the first to hear of the same stop.
-        if told is None and self._noted is not None:
+        if seen_before is None and self._noted is not None:
             self._noted(number_given)
 
     def note_of_other(self, number: int) -> None:

@@ -207,11 +207,11 @@ def record_lowering(lowering: Any) -> None:
 
 def watch_key() -> Any:
     """Returns what the tracing of a function depends on; None if nothing is watched."""
-    checks, asked = nan_checks_in_force(), _collectors.get()
-    if checks is None and not asked:
+    checks, collecting = nan_checks_in_force(), _collectors.get()
+    if checks is None and not collecting:
         return None
     # Not the collectors themselves: a later context with the same request needs no new tracing.
-    return checks, tuple((c.patterns, c.processor) for c in asked)
+    return checks, tuple((c.patterns, c.processor) for c in collecting)
 
 
 def collecting(fn: Callable[..., Any]) -> Callable[..., tuple[Any, list[dict[str, Any]]]]:
@@ -292,8 +292,8 @@ class _Stderr(logging.StreamHandler):
 
 def operation_log() -> Optional[logging.Logger]:
     """Returns the log for a line about each operation, if MTF_LOG asks for it, or None."""
-    asked = os.environ.get("MTF_LOG", "").lower().replace(" ", "").split(",")
-    if not any(word in _ASKS for word in asked):
+    words = os.environ.get("MTF_LOG", "").lower().replace(" ", "").split(",")
+    if not any(word in _ASKS for word in words):
         return None
     # Each Lowering asks, and a second handler would write every line twice.
     if not _LOGGER.handlers:
@@ -336,8 +336,8 @@ class NodeNames:
         while graph is not None:
             # Not that of eager code, which lives as long as the process and would keep all tables.
             if graph.building_function or not tf.executing_eagerly_outside_functions():
-                kept = getattr(graph, _ATTRIBUTE, [])
-                setattr(graph, _ATTRIBUTE, [*kept, self])
+                earlier = getattr(graph, _ATTRIBUTE, [])
+                setattr(graph, _ATTRIBUTE, [*earlier, self])
             graph = getattr(graph, "outer_graph", None)
 
     def add(self, scope: str, operation: Operation) -> None:
@@ -491,9 +491,9 @@ def raise_for_user(error: BaseException, tables: Optional[Iterable[NodeNames]] =
         text = explain_run_error(error, tables)
         if text is not None and _nonfinite_data(error) is not None:
             # Without its tf operation, whose stack trace is that of the Lowering.
-            told = NonFiniteError(getattr(error, "node_def", None), None, text)
-            setattr(told, _TOLD, True)
-            raise told from error
+            raised = NonFiniteError(getattr(error, "node_def", None), None, text)
+            setattr(raised, _TOLD, True)
+            raise raised from error
         if text is not None:
             add_to_message(error, text)
             setattr(error, _TOLD, True)

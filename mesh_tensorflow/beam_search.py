@@ -291,8 +291,8 @@ class _Search:
             finished = mtf.equal(ids, self._eos_id)
         origin = mtf.floordiv(place, some.size)  # a place is beam * some + number of the id
         if self._ends_fn is not None:
-            here = mtf.one_hot(state.step, self._length, 1, 0, tf.int32)
-            sequences = select(state.alive_seq, origin, self._beam) + ids * here
+            at_step = mtf.one_hot(state.step, self._length, 1, 0, tf.int32)
+            sequences = select(state.alive_seq, origin, self._beam) + ids * at_step
             finished = mtf.logical_or(finished, self._ends_fn(state.step, sequences))
         return _Candidates(log_probs, origin, ids, finished), new_states
 
@@ -310,7 +310,7 @@ class _Search:
         """Decodes one more position; returns the new states of the search and of the model."""
         candidates, new_states = self._grow(state, states)
         _check_states(states, new_states)
-        here = mtf.one_hot(state.step, self._length, 1, 0, tf.int32)
+        at_step = mtf.one_hot(state.step, self._length, 1, 0, tf.int32)
         ends = mtf.cast(candidates.finished, self._dtype)
         # At least as many candidates are unfinished as there are beams.
         log_probs, _, origin, ids = best(
@@ -320,10 +320,10 @@ class _Search:
             self._double, self._beam, candidates.origin, candidates.ids,
         )  # fmt: skip
         # Positions that are not decoded yet hold 0, so an addition sets one.
-        alive_seq = select(state.alive_seq, origin, self._beam) + ids * here
+        alive_seq = select(state.alive_seq, origin, self._beam) + ids * at_step
         # From the old beams and not from `alive_seq`, since the origins of candidates count in
         # those.
-        finished = self._finished(state, candidates, ends, here)
+        finished = self._finished(state, candidates, ends, at_step)
         # What the model knows of a beam goes with it: several new beams may continue one old beam.
         new_states = [
             select(x, origin, self._beam) if self._beam in x.shape else x for x in new_states
@@ -331,7 +331,7 @@ class _Search:
         return _State(state.step + 1, alive_seq, log_probs, *finished), new_states
 
     def _finished(
-        self, state: _State, candidates: _Candidates, ends: mtf.Tensor, here: mtf.Tensor
+        self, state: _State, candidates: _Candidates, ends: mtf.Tensor, at_step: mtf.Tensor
     ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
         """Returns the best finished sequences, their scores and flags."""
         # Candidates that go on are put below those that have finished.
@@ -364,7 +364,7 @@ class _Search:
             [_renamed(x, self._beam, both_dim) for x in (state.finished_seq, state.alive_seq)],
             both_dim.name,
         )
-        return select(both, origin, both_dim) + ids * here, scores, flags
+        return select(both, origin, both_dim) + ids * at_step, scores, flags
 
     def results(self, state: _State) -> tuple[mtf.Tensor, mtf.Tensor]:
         """Returns finished sequences and scores, or the alive ones if none has finished."""
@@ -419,7 +419,7 @@ class _SearchOfTransformers(_Search):
         return state._replace(alive_log_probs=lowered), new_states
 
     def _finished(
-        self, state: _State, candidates: _Candidates, ends: mtf.Tensor, here: mtf.Tensor
+        self, state: _State, candidates: _Candidates, ends: mtf.Tensor, at_step: mtf.Tensor
     ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
         places = mtf.range(self._mesh, self._double, tf.int32)
         last = mtf.greater_equal(state.step + 1, self._decode_length)
@@ -427,7 +427,7 @@ class _SearchOfTransformers(_Search):
         finished = mtf.logical_and(finished, mtf.less(places, self._beam.size))
         finished = mtf.logical_and(finished, self._open(state))
         candidates = candidates._replace(finished=finished)
-        return super()._finished(state, candidates, mtf.cast(finished, self._dtype), here)
+        return super()._finished(state, candidates, mtf.cast(finished, self._dtype), at_step)
 
 
 def _renamed(x: mtf.Tensor, old: mtf.Dimension, new: mtf.Dimension) -> mtf.Tensor:

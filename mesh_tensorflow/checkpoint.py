@@ -174,8 +174,8 @@ class Saver(tf.train.Saver):
         """
         # The processes that have parts read what they are going to restore.
         apart = faults_apart(path, self._apart)
-        here = {name: w for name, w in self._wanted.items() if name not in self._apart}
-        return [*apart, _faults(path, here)]
+        together = {name: w for name, w in self._wanted.items() if name not in self._apart}
+        return [*apart, _faults(path, together)]
 
     def save(
         self,
@@ -222,10 +222,10 @@ class Saver(tf.train.Saver):
           checkpoint_paths: the paths.
         """
         indices = {path: f"{path}.index" for path in checkpoint_paths}
-        there = {path: index for path, index in indices.items() if tf.io.gfile.exists(index)}
+        existing = {path: index for path, index in indices.items() if tf.io.gfile.exists(index)}
         # Not by TensorFlow's own function of times, which takes paths for patterns.
         self.set_last_checkpoints_with_time(
-            [(path, tf.io.gfile.stat(index).mtime_nsec / 1e9) for path, index in there.items()]
+            [(path, tf.io.gfile.stat(index).mtime_nsec / 1e9) for path, index in existing.items()]
         )
 
     def _MaybeDeleteOldCheckpoints(self, meta_graph_suffix: str = "meta") -> None:
@@ -323,14 +323,14 @@ def init_from_checkpoint(
 
 def _init_from_names(path: str, variables: Mapping[str, Any], resize: bool) -> None:
     """Makes variables be initialized with values in a checkpoint; see `init_from_checkpoint`."""
-    wanted, other = _wanted(variables), {}
+    expected, other = _wanted(variables), {}
     if resize:
         shapes = checkpoint_files.open_reader(path).get_variable_to_shape_map()
         sizes = {n: tuple(shapes[n]) for n in variables if n in shapes}
-        other = {n: sizes[n] for n in sizes if sizes[n] != wanted[n].shape}
-        wanted.update({n: wanted[n]._replace(shape=there) for n, there in other.items()})
+        other = {n: sizes[n] for n in sizes if sizes[n] != expected[n].shape}
+        expected.update({n: expected[n]._replace(shape=saved) for n, saved in other.items()})
     # In eager code values are assigned right away, so damage has to be found before the first one.
-    check_checkpoint(path, wanted, read=tf.executing_eagerly())
+    check_checkpoint(path, expected, read=tf.executing_eagerly())
     if tf.executing_eagerly():  # they are initialized already
         reader = checkpoint_files.open_reader(path)
         values = {name: reader.get_tensor(name) for name in variables}  # all, before any is changed
@@ -351,7 +351,7 @@ def _init_from_names(path: str, variables: Mapping[str, Any], resize: bool) -> N
                 shape_and_slices=[""],
                 dtypes=[variable.dtype.base_dtype],
             )
-            value = tf.ensure_shape(value, wanted[name].shape)
+            value = tf.ensure_shape(value, expected[name].shape)
             if name in other:
                 value = _laid_over(variable.initial_value, value)
         _begin_with(variable, value)
@@ -468,8 +468,8 @@ class Assignments:
                     v = variables[name]
                     fed = tf.placeholder(v.dtype.base_dtype, v.shape)
                     self._made[name] = fed, v.assign(fed, read_value=False)
-        made = [(*self._made[name], values[name]) for name in named]
-        session.run([op for _, op, _ in made], {fed: value for fed, _, value in made})
+        assignments = [(*self._made[name], values[name]) for name in named]
+        session.run([op for _, op, _ in assignments], {fed: value for fed, _, value in assignments})
 
 
 def init_from_values(
@@ -540,8 +540,8 @@ def _counted(part: PartFunction, progress: Progress) -> PartFunction:
 
 
 def _pieces(variable: Any) -> list[Piece]:
-    known = isinstance(variable, (MasterVariable, StoredMaster))
-    return (variable._at_storage() if known else WholeStorage(variable)).pieces()
+    is_stored = isinstance(variable, (MasterVariable, StoredMaster))
+    return (variable._at_storage() if is_stored else WholeStorage(variable)).pieces()
 
 
 def _value_of(
@@ -617,19 +617,19 @@ def choose_initial(
         _check_dims(what, resize, dims)
     differs, resized, slots = [], {}, []
     for name, v in in_both.items():
-        there, here = list(saved[name]), shapes[name]
-        if there == here:
+        old, shape = list(saved[name]), shapes[name]
+        if old == shape:
             continue
-        why = "" if resize is None else resize.refusal(there, here, dims.get(name, ()))
+        why = "" if resize is None else resize.refusal(old, shape, dims.get(name, ()))
         if resize is not None and name not in names and is_slot(name, shapes):
             slots.append(name)
         elif resize is None or why:
             differs.append(
-                f"{name} has shape {there}, but {_saved_name(v) or name} in the model has {here}"
+                f"{name} has shape {old}, but {_saved_name(v) or name} in the model has {shape}"
                 f"{why and ': '}{why}"
             )
         else:
-            resized[name] = f"{name} {there} to {here}"
+            resized[name] = f"{name} {old} to {shape}"
     if differs:
         more = f" ({len(differs) - 1} more differ)" if differs[1:] else ""
         raise ValueError(f"{what} {path}: {differs[0]}{more}{hint and '; '}{hint}")
@@ -655,21 +655,21 @@ def choose_initial(
             f"{what} {path}: the checkpoint has other weights than the model, and strict asks for "
             f"the same{hint and '; '}{hint}.{lists}"
         )
-    told = f"Initializing {len(in_both)} variables from {path}{lists}"
-    tf.logging.info("%s", told)
+    line = f"Initializing {len(in_both)} variables from {path}{lists}"
+    tf.logging.info("%s", line)
     if say is not None:
-        say(told)
+        say(line)
     return in_both
 
 
 def _check_dims(what: str, resize: Resize, dims: Mapping[str, Sequence[str]]) -> None:
     """Raises ValueError for a name that no variable has, which would have no effect."""
-    there = {dim for names in dims.values() for dim in names}
+    all_names = {dim for names in dims.values() for dim in names}
     for name in resize.names:
-        if name not in there:
+        if name not in all_names:
             raise ValueError(
                 f"{what}: {name!r} is to be resized, but no variable has this dimension"
-                f"{did_you_mean(name, there)}"
+                f"{did_you_mean(name, all_names)}"
             )
 
 
@@ -707,8 +707,8 @@ def check_checkpoint(
     if values is not None:
         # In any dtype, as they become numbers of the variable's when they are assigned.
         dtypes = {name: w.dtype for name, w in wanted.items()}
-        there = {n: Wanted(given_shape(values, n), dtypes.get(n, tf.float32)) for n in values}
-        _check_names(path, wanted, there)
+        given = {n: Wanted(given_shape(values, n), dtypes.get(n, tf.float32)) for n in values}
+        _check_names(path, wanted, given)
         return
     path = os.fspath(path)
     # What costs most comes last: names are in the index, and the data, which is read, may be large.
@@ -806,14 +806,14 @@ def _check_is_prefix(path: str) -> None:
     """Raises an error that names the checkpoint, if the path is that of its folder or of a file."""
     if tf.io.gfile.isdir(path):
         last = checkpoint_files.latest(path)
-        there = (
+        content = (
             f"the last checkpoint in it is {last}: restore that, as tf.train.latest_checkpoint("
             f"{path!r}) gives it"
             if last
             else "its file named 'checkpoint' lists no checkpoint. Give the path of one, such as "
             "model.ckpt-1000, without what follows the number"
         )
-        raise CheckpointError(f"{path} is a directory, and {there}")
+        raise CheckpointError(f"{path} is a directory, and {content}")
     prefix = _OF_A_FILE.sub("", path)
     # Only if there is such a checkpoint, since names of checkpoints may end in this way themselves.
     if prefix != path and tf.io.gfile.exists(f"{prefix}.index"):

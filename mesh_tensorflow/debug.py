@@ -157,12 +157,12 @@ def inspect(x: Tensor, name: str) -> Tensor:
     check_tensors("inspect", [x])
     scope = tf.compat.v1.get_variable_scope().name
     unique = name = f"{scope}/{name}" if scope else name
-    known, count = x.graph.inspected, 0
+    inspected, count = x.graph.inspected, 0
     # The same tensor under the same name again is no other value.
-    while unique in known and known[unique] is not x:
+    while unique in inspected and inspected[unique] is not x:
         count += 1
         unique = f"{name}_{count}"
-    known[unique] = x
+    inspected[unique] = x
     return x
 
 
@@ -438,12 +438,12 @@ class Profile:
 def _times(events: Iterable[tuple[str, float]], tables: Sequence[NodeNames]) -> list[OperationTime]:
     """Returns the times of operations, the longest first."""
     times: dict[tuple[str, str], OperationTime] = {}
-    known: dict[str, tuple[Optional[Operation], str]] = {}
+    found: dict[str, tuple[Optional[Operation], str]] = {}
     for node, seconds in events:
-        if node not in known:
+        if node not in found:
             # Many events have one name, and looking it up tries all parts of it.
-            known[node] = _operation_of(node, tables)
-        op, kind = known[node]
+            found[node] = _operation_of(node, tables)
+        op, kind = found[node]
         if not kind:
             continue
         name = _OUTSIDE if op is None else op.name

@@ -141,13 +141,13 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     options = _options(arguments)
     prompts = _lines(options.prompts_file) if options.prompts_file else []
     model = _flags.opened(options)
-    asked = _arguments(options)
+    settings = _arguments(options)
     if options.chat:
-        _converse(model, options.system, asked)
+        _converse(model, options.system, settings)
     elif options.prompts_file:
-        _continue_lines(model, prompts, options.batch_size, asked)
+        _continue_lines(model, prompts, options.batch_size, settings)
     else:
-        _told(_pieces(model, options.prompt, asked))
+        _told(_pieces(model, options.prompt, settings))
     return 0
 
 

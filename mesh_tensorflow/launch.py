@@ -267,23 +267,23 @@ def run(command: Sequence[str], options: Options) -> int:
     return 1
 
 
-def _check(given: argparse.Namespace, error: Callable[[str], object]) -> None:
+def _check(options: argparse.Namespace, error: Callable[[str], object]) -> None:
     """Calls a function with what is wrong with a command line."""
-    if given.processes < 1:
-        error(f"--processes must be at least 1, got {given.processes}")
-    if given.restarts < 0:
-        error(f"--restarts must be at least 0, got {given.restarts}")
-    if given.min_processes is not None and not 1 <= given.min_processes <= given.processes:
+    if options.processes < 1:
+        error(f"--processes must be at least 1, got {options.processes}")
+    if options.restarts < 0:
+        error(f"--restarts must be at least 0, got {options.restarts}")
+    if options.min_processes is not None and not 1 <= options.min_processes <= options.processes:
         error(
-            f"--min_processes must be 1 to {given.processes}, the number of processes, got "
-            f"{given.min_processes}"
+            f"--min_processes must be 1 to {options.processes}, the number of processes, got "
+            f"{options.min_processes}"
         )
-    if given.min_processes is not None and not given.restarts:
+    if options.min_processes is not None and not options.restarts:
         error("--min_processes has no effect without --restarts")
-    if not given.script and not given.module:
+    if not options.script and not options.module:
         error("name a script, or a module by -m")
-    if given.script and not os.path.exists(given.script):
-        error(f"there is no script {given.script}")
+    if options.script and not os.path.exists(options.script):
+        error(f"there is no script {options.script}")
 
 
 def _parsed(arguments: Optional[Sequence[str]]) -> tuple[list[str], Options]:
@@ -331,10 +331,10 @@ def _parsed(arguments: Optional[Sequence[str]]) -> tuple[list[str], Options]:
     )
     parser.add_argument("script", nargs="?", help="a Python file")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's arguments")
-    given = parser.parse_args(arguments)
-    _check(given, parser.error)
-    named = [given.script, *given.arguments] if given.script else ["-m", *given.module]
-    options = Options(**{name: getattr(given, name) for name in Options._fields})
+    flags = parser.parse_args(arguments)
+    _check(flags, parser.error)
+    named = [flags.script, *flags.arguments] if flags.script else ["-m", *flags.module]
+    options = Options(**{name: getattr(flags, name) for name in Options._fields})
     return [sys.executable, *named], options
 
 

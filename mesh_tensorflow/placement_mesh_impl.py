@@ -324,12 +324,12 @@ def group_key(devices: Sequence[str]) -> int:
 def _checked(devices: Sequence[str]) -> list[tf.Operation]:
     """Checks that devices are there, each by itself; returns what checks it in a session."""
     in_session = not tf.executing_eagerly_outside_functions()
-    absent, here = absent_devices(devices, in_session)
+    absent, existing = absent_devices(devices, in_session)
     if absent:
         raise ValueError(
             f"collectives between {', '.join(devices)} would wait forever: this process has no "
             f"device {', '.join(map(repr, absent))}. It has "
-            f"{devices_text(here)}. Name these, or {_IN_ANY_PLACE}"
+            f"{devices_text(existing)}. Name these, or {_IN_ANY_PLACE}"
         )
     # Only a session may place them elsewhere; eager code has the devices that it lists.
     return [check_distinct_devices(devices, _IN_ANY_PLACE)] if in_session else []
@@ -702,10 +702,10 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
         if self._places is None or not self.merges_devices:
             return self
         # On one device, parts of a tensor only make matrix products smaller and more numerous.
-        shape, kept = merged_processors(self.shape, self._places)
+        shape, owners = merged_processors(self.shape, self._places)
         if shape == self.shape:
             return self
-        devices = [self._devices[p] for p in kept]
+        devices = [self._devices[p] for p in owners]
         # What remains at one place cannot be merged along a dimension.
         return _MergedMeshImpl(
             self, shape, devices=devices, allreduce=self._allreduce, merge="none"
@@ -817,14 +817,14 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
                 key = random_values.new_key(seed)
         # Processors in one memory whose slices begin at the same place have one tensor.
         owners = self.owners(shape)
-        made = {}
+        drawn = {}
         for pnum in dict.fromkeys(owners):
             begin = self.slice_begin(shape, pnum)
             with tf.device(self._devices[pnum]):
-                made[pnum] = random_values.random_slice(
+                drawn[pnum] = random_values.random_slice(
                     key, sizes, begin, slice_sizes, tf_fn, kwargs
                 )
-        return PlacedTensor([made[owner] for owner in owners])
+        return PlacedTensor([drawn[owner] for owner in owners])
 
     # -- communication
 
@@ -922,12 +922,12 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
         if not mesh_axes:
             return x
         slices: list[Any] = self._slices_of(x)
-        made = list(slices)
+        reduced = list(slices)
         for group in processor_groups(self.shape, single_axes(mesh_axes)):
             results = collective([slices[p] for p in group], [self._devices[p] for p in group])
             for pnum, result in zip(group, results, strict=True):
-                made[pnum] = result
-        return PlacedTensor(made)
+                reduced[pnum] = result
+        return PlacedTensor(reduced)
 
     def _coordinate(self, pnum: int, mesh_axis: int) -> int:
         return coordinate_of(self.shape, pnum, mesh_axis)
@@ -960,15 +960,15 @@ class PlacementMeshImpl(MeshImpl[PlacedTensor]):
 
     def laid_out_pcoord(self, mesh_axis: int) -> PlacedTensor:
         """Returns a LaidOutTensor of the processors' coordinates along a mesh axis."""
-        made: dict[tuple[str, int], tf.Tensor] = {}
+        constants: dict[tuple[str, int], tf.Tensor] = {}
         coordinates = []
         for pnum, device in enumerate(self._devices):
             # Equal coordinates in one memory are one constant: what is computed of them is shared.
             key = (self._domains[pnum], self._coordinate(pnum, mesh_axis))
-            if key not in made:
+            if key not in constants:
                 with tf.device(device):
-                    made[key] = tf.constant(key[1], tf.int32)
-            coordinates.append(made[key])
+                    constants[key] = tf.constant(key[1], tf.int32)
+            coordinates.append(constants[key])
         return PlacedTensor(coordinates)
 
     def _known_pcoord(self, mesh_axis: int) -> PlacedTensor:

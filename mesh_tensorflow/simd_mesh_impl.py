@@ -194,8 +194,8 @@ class SimdVariable(SliceVariables):
         [target] = assign_to_tensor_list or [self._own]
         # After the read at the beginning, so that a step is a function of the state before it.
         with tf.control_dependencies([self.laid_out_tensor.one_slice]):
-            made = assign_fn(self._variable, target, value)
-        return tf.no_op() if made is None else tf.group(made)
+            assigned = assign_fn(self._variable, target, value)
+        return tf.no_op() if assigned is None else tf.group(assigned)
 
 
 # -- the mesh

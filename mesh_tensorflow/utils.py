@@ -204,17 +204,17 @@ def taken_summaries(start: int) -> dict[str, tf.Tensor]:
     del collection[start:]
     # A new node is in the loop or branch, if any, that the program is being built in.
     around = tf.no_op()._get_control_flow_context()
-    there = {
+    outside = {
         name: tf.cast(x, tf.float32)
         for name, x in scalars.items()
         if x.graph is graph and x.op._get_control_flow_context() is around
     }
-    if len(there) < len(scalars):
+    if len(outside) < len(scalars):
         tf.logging.warning(
             "Summaries of what is within loops are left out: %s",
-            ", ".join(scalars.keys() - there.keys()),
+            ", ".join(scalars.keys() - outside.keys()),
         )
-    return there
+    return outside
 
 
 replaceable(__name__)

@@ -151,11 +151,11 @@ def caller_site(start: Optional[FrameType]) -> Optional[Site]:
       start: a Python frame.
     """
     frame = start
-    known = _is_users
+    in_file = _is_users
     while frame is not None:
         code = frame.f_code
         # As is_users, without a call: this runs for each operation.
-        users = known.get(code.co_filename)
+        users = in_file.get(code.co_filename)
         if users or (users is None and is_users(frame)):
             # Not the frame, which would keep all local variables of the user's function in memory.
             return Site(code, frame.f_lasti)
@@ -295,17 +295,17 @@ def explained(elsewhere: Mapping[str, str], further: Collection[str] = ()) -> Ca
     """
 
     def decorator(function: F) -> F:
-        known = names_taken(function).union(further)
+        names = names_taken(function).union(further)
 
         @functools.wraps(function)
         def called(*args: Any, **kwargs: Any) -> Any:
             # Python's own error would name one of them, and not what there is in its place.
-            unknown = [name for name in kwargs if name not in known]
+            unknown = [name for name in kwargs if name not in names]
             if unknown:
                 texts = [
                     f"{name!r}: {elsewhere[name]}"
                     if name in elsewhere
-                    else f"{name!r}{did_you_mean(name, known)}"
+                    else f"{name!r}{did_you_mean(name, names)}"
                     for name in unknown
                 ]
                 raise TypeError(f"{function.__name__} has no argument {'; and none '.join(texts)}")
@@ -431,10 +431,10 @@ def check_choice(
     Raises:
       ValueError: it is none of them; the message lists these.
     """
-    known = list(choices)
+    values = list(choices)
     # By comparison and not by hash: what was given instead may be a list.
-    if value not in known:
-        text = ", ".join(map(repr, known))
+    if value not in values:
+        text = ", ".join(map(repr, values))
         raise ValueError(f"{what}: {name}={value!r} is none of {text}{otherwise}")
 
 

@@ -261,8 +261,8 @@ class LayoutRules:
         pairs = []
         for tensor_dim, mesh_dim in self.pairs:
             joined = joined_names(mesh_dim, names)
-            kept = [name for name in joined if name not in single] or joined[:1]
-            pairs.append((tensor_dim, JOIN.join(kept)))
+            parts = [name for name in joined if name not in single] or joined[:1]
+            pairs.append((tensor_dim, JOIN.join(parts)))
         return self if pairs == self.pairs else self.of_pairs(pairs)
 
     def mesh_axis(self, tensor_dimension: Dimension, mesh_shape: Shape) -> Optional[int]:
@@ -659,20 +659,20 @@ class StoredLayout:
           mesh_impl: a MeshImpl.
         """
         # No two dimensions of a tensor may be split over one mesh axis, and some are by the layout.
-        taken = set(mesh_impl.splitting_axes(shape))
+        used = set(mesh_impl.splitting_axes(shape))
         stored: dict[str, StoredName] = {}
         for d, mesh_dim in self._wanted(shape):
             # Of joined mesh dimensions, those that the layout has left: with ZeRO over all of a
             # mesh, what one of its dimensions splits is stored over the others.
             axes = single_axes([mesh_axis_of_name(mesh_dim, mesh_impl.shape)])
-            axes = [a for a in axes if a not in taken and mesh_impl.shape[a].size > 1]
+            axes = [a for a in axes if a not in used and mesh_impl.shape[a].size > 1]
             num_parts = list_product(mesh_impl.shape[axis].size for axis in axes)
             split = mesh_impl.mesh_axis(d) is not None
             # A kernel may have one name with two sizes. What is renamed by it would be both.
             twice = shape.dimension_names.count(d.name) > 1
             if num_parts == 1 or split or twice or d.name in stored or d.size % num_parts:
                 continue
-            taken.update(axes)
+            used.update(axes)
             over = JOIN.join(mesh_impl.shape[axis].name for axis in axes)
             stored[d.name] = StoredName(d.name, over)
         return stored

@@ -103,8 +103,8 @@ def written_instead(name: str, function: bool = False) -> str:
       name: of an attribute of their tensors.
       function: whether it is one of their functions.
     """
-    known = {**_INSTEAD, **_FUNCTIONS_INSTEAD} if function else _INSTEAD
-    return f". Write {known[name]}" if name in known else ""
+    instead = {**_INSTEAD, **_FUNCTIONS_INSTEAD} if function else _INSTEAD
+    return f". Write {instead[name]}" if name in instead else ""
 
 
 class Tensor:
@@ -523,19 +523,19 @@ def needed_operations(
     """
     if not outputs:
         return list(operations)
-    wanted: set[Union[Tensor, Operation]] = set(outputs)
+    used: set[Union[Tensor, Operation]] = set(outputs)
     needed = []
     for op in reversed(operations):
-        if not (op.has_effect or op in wanted or any(y in wanted for y in op.outputs)):
+        if not (op.has_effect or op in used or any(y in used for y in op.outputs)):
             continue
         needed.append(op)
         for each in with_inner_operations([op]):
-            wanted.update(each.inputs, each.dependencies)
+            used.update(each.inputs, each.dependencies)
             if each.loop is not None:
-                wanted.update(each.loop.needed, (x for _, x in each.loop.sums))
+                used.update(each.loop.needed, (x for _, x in each.loop.sums))
                 # A gradient may read what a loop keeps of its iterations, and not its results.
                 if each.loop.tape_of is not None:
-                    wanted.add(each.loop.tape_of)
+                    used.add(each.loop.tape_of)
     return needed[::-1]
 
 

@@ -209,7 +209,7 @@ def moves_between(old: Factored, new: Factored, mesh_shape: Shape) -> list[Move]
     splits, alltoalls, concats, late = [], [], [], []
     # Each mesh axis splits a different tensor axis, until others have been gathered.
     sizes = old.local
-    taken = {*old.axes.values()}
+    used = {*old.axes.values()}
     # Single axes in their order, and then those that stay together.
     for mesh_axis in sorted({*old.axes, *new.axes}):
         old_product, new_product = old.product_before(mesh_axis), new.product_before(mesh_axis)
@@ -225,13 +225,13 @@ def moves_between(old: Factored, new: Factored, mesh_shape: Shape) -> list[Move]
             begins = same[-1] if same else None
             # An axis that is split by another mesh axis, or that does not divide, can only be cut
             # after the local reshape.
-            if begins is not None and (begins in taken or sizes[begins] % num_parts):
+            if begins is not None and (begins in used or sizes[begins] % num_parts):
                 begins = None
         if old_product is None:
             if begins is None:
                 late.append(Move("allsplit", mesh_axis, (new.axes[mesh_axis],), late=True))
             else:
-                taken.add(begins)
+                used.add(begins)
                 splits.append(Move("allsplit", mesh_axis, (begins,)))
         elif new_product is None:
             concats.append(Move("allconcat", mesh_axis, (old.axes[mesh_axis],)))
@@ -240,7 +240,7 @@ def moves_between(old: Factored, new: Factored, mesh_shape: Shape) -> list[Move]
             concats.append(Move("allconcat", mesh_axis, (old.axes[mesh_axis],)))
             late.append(Move("allsplit", mesh_axis, (new.axes[mesh_axis],), late=True))
         else:
-            taken.add(begins)
+            used.add(begins)
             alltoalls.append(Move("alltoall", mesh_axis, (begins, old.axes[mesh_axis])))
     # Splits first, as they are free and make smaller what follows; gathers last, since they make it
     # larger.
@@ -462,23 +462,23 @@ class Walk:
             # What moves to another layout is summed before, and what begins there is summed there.
             return [c for x in op.inputs for c in self.need(x)]
         pending = {x: self.pending_axes(x) for x in op.inputs if self.pending_axes(x)}
-        asked: list[Collective] = []
-        made = op.sums_as_lowered(self._mesh_impl, pending)
+        collectives: list[Collective] = []
+        partials = op.sums_as_lowered(self._mesh_impl, pending)
         # All inputs or none: an addition can put off two sums over the same axes, but not one of
         # them.
-        if made is None:
+        if partials is None:
             for x in op.inputs:
-                asked += self.need(x)
-            made = op.sums_as_lowered(self._mesh_impl, {}) or {}
-        for y, partial in made.items():
+                collectives += self.need(x)
+            partials = op.sums_as_lowered(self._mesh_impl, {}) or {}
+        for y, partial in partials.items():
             # What is scattered is summed and split. It stays pending: each processor got its part
             # of the sum, and a later use that needs all of it pays for that.
-            asked += self._ask(next(iter(pending), y), partial.scattered)
+            collectives += self._ask(next(iter(pending), y), partial.scattered)
             # The same object for a Tensor that is the same sum, so that the first use of either is
             # charged.
             same = partial.same_as
             self._pending[y] = self._pending[same] if same is not None else _Pending(partial.axes)
-        return asked
+        return collectives
 
     def summed_over(self, x: Tensor, axes: Iterable[int]) -> None:
         """Records that a partial sum has been summed over some axes, such as by a scatter."""
@@ -532,8 +532,8 @@ def walk(
         if not op.is_on_demand or not read.isdisjoint(op.outputs):
             state.step(op)
     # No operation needs these sums, so the last one pays for them.
-    asked = tuple(c for x in needed for c in state.need(x))
-    if asked and state.costs:
+    collectives = tuple(c for x in needed for c in state.need(x))
+    if collectives and state.costs:
         op, cost = state.costs[-1]
-        state.costs[-1] = (op, cost + Cost(collectives=asked))
+        state.costs[-1] = (op, cost + Cost(collectives=collectives))
     return state

@@ -447,8 +447,8 @@ def verify_no_new_dims(input_shapes: Iterable[Shape], output_shape: Shape) -> No
       ValueError: a dimension of the output is in no input.
     """
     input_shapes = list(input_shapes)
-    known = {d for shape in input_shapes for d in shape}
-    new = [d for d in output_shape if d not in known]
+    of_inputs = {d for shape in input_shapes for d in shape}
+    new = [d for d in output_shape if d not in of_inputs]
     if new:
         raise ValueError(
             f"output shape {output_shape} has dimensions that no input has: "

@@ -176,8 +176,8 @@ def check_rules_apply(
     of_program = sorted(dimension_names(graph.operations)) if rules else []
     of_meshes = list(dict.fromkeys(d for impl in impls for d in impl.shape.dimension_names))
     for rule in rules if of_program and of_meshes else ():  # otherwise there is nothing to split
-        there = any(name in of_meshes for name in joined_names(rule[1], of_meshes))
-        splits = "less than it says" if there and rule[0] in of_program else "nothing"
+        splits_less = any(name in of_meshes for name in joined_names(rule[1], of_meshes))
+        splits = "less than it says" if splits_less and rule[0] in of_program else "nothing"
         for fault in _faults(rule, of_program, of_meshes):
             slip(
                 f"layout rule {':'.join(rule)} splits {splits}: {fault}",

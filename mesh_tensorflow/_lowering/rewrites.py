@@ -375,11 +375,11 @@ class _Delays(Walk):
     def sum_inputs(self, op: Operation) -> list[Collective]:
         """Visits one operation."""
         before = [x for x in op.inputs if self.pending_axes(x)]
-        asked = super().sum_inputs(op)
+        collectives = super().sum_inputs(op)
         # Inputs that are still pending afterwards have not been summed for this operation.
         if before and all(self.pending_axes(x) for x in before):
             self.delaying.add(op)
-        return asked
+        return collectives
 
 
 class _Finder:
@@ -462,8 +462,8 @@ class _Finder:
                 (nearby if near else beyond).extend(x.operation for x in op.inputs)
 
     def _may_be_slot(self, op: Variable, v: Variable) -> bool:
-        taken = op in self.stored or op in self._in_loops
-        return not taken and op in self._assigned and set(op.shape) <= set(v.shape)
+        is_known = op in self.stored or op in self._in_loops
+        return not is_known and op in self._assigned and set(op.shape) <= set(v.shape)
 
     def _is_update(self, op: Operation, v: Variable, names: Names) -> bool:
         """Returns whether an operation can do a part of an update under other names."""
@@ -574,12 +574,12 @@ class _Rewriter:
                 self._variable(op)
             else:
                 self._operation(op)
-        for known, value in self._weights.items():
-            if known in self._waiting:  # no operation needs it, but the user may
-                gathered = self._reshaped(value, known.shape)
+        for weight, value in self._weights.items():
+            if weight in self._waiting:  # no operation needs it, but the user may
+                gathered = self._reshaped(value, weight.shape)
                 gathered.is_on_demand = True
                 # The user holds `known`, so that Tensor itself becomes the output of the gather.
-                gathered._outputs, known._operation = [known], gathered
+                gathered._outputs, weight._operation = [weight], gathered
         self._graph.operations[:] = self._operations
 
     def _variable(self, variable: Variable) -> None:
@@ -592,13 +592,13 @@ class _Rewriter:
             _rename(variable.value, names)
             return
         # Operations of the model keep the Tensor that they know, which now is a gathered value.
-        known = variable.value
-        value = Tensor(variable, renamed(known.shape, names), known.dtype)
+        weight = variable.value
+        value = Tensor(variable, renamed(weight.shape, names), weight.dtype)
         variable._outputs = [value]
         # So updates, which ask for it under stored names, take what is stored and cut nothing.
-        self._renamed[known, tuple(value.shape)] = value
-        self._weights[known] = value
-        self._waiting.add(known)
+        self._renamed[weight, tuple(value.shape)] = value
+        self._weights[weight] = value
+        self._waiting.add(weight)
 
     def _operation(self, op: Operation) -> None:
         """Adds an operation, after what its inputs need."""
@@ -658,15 +658,15 @@ class _Rewriter:
         body._weights = {x: y for x, y in self._weights.items() if y in loop.inputs}
         for op in list(loop.body_operations):
             body._operation(op)
-        for i, (known, y) in enumerate(zip(loop.outputs, loop.body_outputs)):
-            if known in self._names.sums:
-                part = body._under(y, self._names.sums[known], y.operation)
+        for i, (weight, y) in enumerate(zip(loop.outputs, loop.body_outputs)):
+            if weight in self._names.sums:
+                part = body._under(y, self._names.sums[weight], y.operation)
                 loop.body_outputs[i] = part
-                loop._outputs[i] = Tensor(loop, part.shape, known.dtype, index=i)
+                loop._outputs[i] = Tensor(loop, part.shape, weight.dtype, index=i)
                 # As of a weight: updates take the parts, and what else reads it has it gathered.
-                self._renamed[known, tuple(part.shape)] = loop._outputs[i]
-                self._weights[known] = loop._outputs[i]
-                self._waiting.add(known)
+                self._renamed[weight, tuple(part.shape)] = loop._outputs[i]
+                self._weights[weight] = loop._outputs[i]
+                self._waiting.add(weight)
         loop.body_operations[:] = body._operations
 
     def _after_last_gradient(self, op: Operation, mapping: dict[Tensor, Tensor]) -> None:
@@ -712,7 +712,7 @@ class _Rewriter:
         self._operations.append(op)
         return op
 
-    def _gathered(self, known: Tensor, op: Operation) -> Tensor:
+    def _gathered(self, weight: Tensor, op: Operation) -> Tensor:
         """Returns a whole weight for an operation; it is made before the first that needs it."""
         after = [x for x in op.inputs if x not in self._weights]
         # A loop and its gradient may have operations in common, which read one tensor.
@@ -720,27 +720,27 @@ class _Rewriter:
         # Gathered anew for gradients, so that no whole weight is kept from the forward pass to
         # then. On meshes that cannot wait, the second gather would only be the first one done
         # twice.
-        backward = in_backward and known.mesh in self._waits
+        backward = in_backward and weight.mesh in self._waits
         again = backward or _is_recomputed(op)
         if again or self._loop is not None:
-            if (known, again) not in self._whole:
-                self._whole[known, again] = self._gather(known, after).outputs[0]
-            return self._whole[known, again]
-        if known in self._waiting:
-            self._waiting.remove(known)
-            gathered = self._gather(known, after)
-            gathered._outputs = [known]
-            known._operation = gathered
-        return known
+            if (weight, again) not in self._whole:
+                self._whole[weight, again] = self._gather(weight, after).outputs[0]
+            return self._whole[weight, again]
+        if weight in self._waiting:
+            self._waiting.remove(weight)
+            gathered = self._gather(weight, after)
+            gathered._outputs = [weight]
+            weight._operation = gathered
+        return weight
 
-    def _gather(self, known: Tensor, after: Sequence[Tensor]) -> Operation:
+    def _gather(self, weight: Tensor, after: Sequence[Tensor]) -> Operation:
         """Makes a weight whole, once other Tensors are there, so that not all are at once."""
-        value = self._weights[known]
+        value = self._weights[weight]
         after = [x for x in after if not isinstance(x.operation, Variable)]
-        if after and known.mesh in self._waits:
+        if after and weight.mesh in self._waits:
             stored = [value]
-            value = self._made(lambda: DelayOperation(stored, after), [known, *after]).outputs[0]
-        return self._reshaped(value, known.shape)
+            value = self._made(lambda: DelayOperation(stored, after), [weight, *after]).outputs[0]
+        return self._reshaped(value, weight.shape)
 
 
 def _is_recomputed(op: Operation) -> bool:

@@ -66,11 +66,11 @@ class LookedAt(Lowering):
     def fits(self) -> bool:
         """Whether the meshes have the same implementations as before, and no new kind came."""
         operations = self.graph.operations
-        known = self._known_operations
+        count = self._known_operations
         # A call that fails takes its operations back, and others may follow in their places.
-        if operations[known - 1 : known] != self._known:
-            known = 0
-        new = operations[known:]
+        if operations[count - 1 : count] != self._known:
+            count = 0
+        new = operations[count:]
         self._known, self._known_operations = list(operations[-1:]), len(operations)
         # Values so far may be on merged processors, which an operation of the user's own cannot
         # read.
@@ -88,7 +88,7 @@ class LookedAt(Lowering):
         Raises:
           NoValueError: an operation is not of the eager program.
         """
-        there = set(map(id, self.graph.operations))
+        of_graph = set(map(id, self.graph.operations))
         needed: list[Operation] = []
         seen: set[int] = set()
         stack = [(x.operation, False)]
@@ -98,7 +98,7 @@ class LookedAt(Lowering):
                 needed.append(op)
             elif id(op) not in seen:
                 seen.add(id(op))
-                _check_eager(op, x, id(op) in there)
+                _check_eager(op, x, id(op) in of_graph)
                 _check_assigns_nothing(op, x)
                 # A stack instead of recursion: programs are deeper than Python's limit of nested
                 # calls.
@@ -125,12 +125,12 @@ class LookedAt(Lowering):
         changed = set()
         for v in variables:
             value = v.stored_value()
-            known = self._read.get(v)
-            if known is None or known.shape != value.shape:
+            before = self._read.get(v)
+            if before is None or before.shape != value.shape:
                 changed.add(v.value)
             # Each read is another tensor, so only the elements tell whether there was an
             # assignment.
-            elif not bool(tf.reduce_all(tf.equal(known, value))):
+            elif not bool(tf.reduce_all(tf.equal(before, value))):
                 # NaN equals nothing, so a variable with one is taken for changed, at no harm.
                 changed.add(v.value)
             self._read[v] = value

@@ -165,14 +165,14 @@ def absent_devices(
     Returns:
       (some of the devices, the kinds and numbers of all that are there).
     """
-    here = _devices_here(in_session)
+    existing = _devices_here(in_session)
     places = {device: local_device(device) for device in dict.fromkeys(devices)}
     absent = [
         device
         for device, place in places.items()
-        if place is not None and place not in here and not (in_session and place[0] == "CPU")
+        if place is not None and place not in existing and not (in_session and place[0] == "CPU")
     ]
-    return absent, here
+    return absent, existing
 
 
 def check_devices_exist(
@@ -190,14 +190,14 @@ def check_devices_exist(
     Raises:
       ValueError: one is not there, and `soft` is false or slips are errors.
     """
-    absent, here = absent_devices(devices, in_session)
+    absent, existing = absent_devices(devices, in_session)
     if not absent:
         return
     more = ", and as many logical CPUs as a session is given" if in_session else ""
     text = (
         f"{who}: this process has no device {', '.join(map(repr, absent))}"
         f"{'; what is placed there runs elsewhere' if soft else ''}. It has "
-        f"{devices_text(here)}{more}. Name these, or make several logical "
+        f"{devices_text(existing)}{more}. Name these, or make several logical "
         "devices of one with tf.config.set_logical_device_configuration"
     )
     if soft:
@@ -237,9 +237,9 @@ def are_whole_gpus(devices: Sequence[str]) -> bool:
     # What other processes have is not known here; they are trusted to have what is named.
     if all(local_device(device) is None for device in devices):
         return True
-    absent, here = absent_devices(devices, not tf.executing_eagerly_outside_functions())
+    absent, existing = absent_devices(devices, not tf.executing_eagerly_outside_functions())
     # NCCL refuses two members on one GPU, which is what logical devices of one would be.
-    logical = sum(kind == "GPU" for kind, _ in here)
+    logical = sum(kind == "GPU" for kind, _ in existing)
     return not absent and logical == len(tf.config.get_visible_devices("GPU"))
 
 

@@ -220,13 +220,13 @@ def matrix_product(
     if None in sizes.values():
         return None
 
-    def matrices(x: tf.Tensor, given: Shape, outer: list[Dimension]) -> tuple[tf.Tensor, bool]:
+    def matrices(x: tf.Tensor, named: Shape, outer: list[Dimension]) -> tuple[tf.Tensor, bool]:
         """Returns batches of matrices, and whether those are contracted over their rows."""
         orders = [[*batch, *outer, *contracted], [*batch, *contracted, *outer]]
-        over_rows = given.dims == orders[1]
+        over_rows = named.dims == orders[1]
         order = orders[over_rows]
         # XLA takes a transposed operand as it is.
-        x = x if given.dims == order else tf.transpose(x, [given.dims.index(d) for d in order])
+        x = x if named.dims == order else tf.transpose(x, [named.dims.index(d) for d in order])
         groups = [contracted, outer] if over_rows else [outer, contracted]
         shape = [sizes[d] for d in batch] + [list_product(sizes[d] for d in g) for g in groups]
         return (x if x.shape == shape else tf.reshape(x, shape)), over_rows
@@ -575,8 +575,10 @@ class GspmdMeshImpl(MeshImpl[GspmdTensor]):
 
         xs, ys = [cut(shape) for shape in input_shapes], [cut(shape) for shape in output_shapes]
         split = [x.part_axes for x in xs]
-        kept = [y.part_axes for y in ys]
-        axes = {a: self.shape[a].size for a in sorted({a for s in split + kept for a in s})}
+        split_results = [y.part_axes for y in ys]
+        axes = {
+            a: self.shape[a].size for a in sorted({a for s in split + split_results for a in s})
+        }
         if not axes:
             return fn
 
@@ -591,9 +593,9 @@ class GspmdMeshImpl(MeshImpl[GspmdTensor]):
 
         def of_whole(*values: tf.Tensor) -> tuple[tf.Tensor, ...]:
             parts = [x.parts(value) for x, value in zip(xs, values)]
-            results = _of_each_part(checked, axes, parts, split, kept)
+            results = _of_each_part(checked, axes, parts, split, split_results)
             # They come in the order of mesh axes, and not of dimensions.
-            orders = [[sorted(k).index(a) for a in k] for k in kept]
+            orders = [[sorted(k).index(a) for a in k] for k in split_results]
             return tuple(
                 y.whole(tf.transpose(value, [*order, *range(len(order), value.shape.rank)]))
                 for y, value, order in zip(ys, results, orders)

@@ -376,12 +376,12 @@ def _copies(
             continue
         uses = {op.type: op for op in uses_of(inner) if op.type.startswith(_USES)}
         near = [p for p in program.local if _is_at(outer.device, program.devices[p])]
-        here = pnum in near
+        is_near = pnum in near
         reads = set(uses) == {"ReadVariableOp"}
-        own = here and (pnum == near[0] or reads) and not (reads and _is_scalar(outer))
+        own = is_near and (pnum == near[0] or reads) and not (reads and _is_scalar(outer))
         if not uses or own:
             continue
-        if not here and len(program.local) < len(program.devices):
+        if not is_near and len(program.local) < len(program.devices):
             raise ValueError(
                 f"the program uses the variable {outer.op.name} of {outer.device}, but each "
                 "process runs its own steps: let each make it on its own device. What processes "

@@ -316,10 +316,10 @@ class TpuCollectives(ProgramCollectives):
         ]
         if not pairs:
             return tf.zeros_like(x)
-        there, back = _conversions(x.dtype)
+        forth, back = _conversions(x.dtype)
         return back(
             tf.raw_ops.CollectivePermute(
-                input=there(x), source_target_pairs=tf.constant(pairs, tf.int32)
+                input=forth(x), source_target_pairs=tf.constant(pairs, tf.int32)
             )
         )
 
@@ -450,9 +450,9 @@ class TpuProgram(Program):
           make: a function that returns a random tf.Tensor.
         """
         context, graph = tpu_context()
-        here = tf.get_default_graph()
+        current = tf.get_default_graph()
         # The body of a loop is another context in TensorFlow 1, and another graph in TensorFlow 2.
-        is_in_loop = here._get_control_flow_context() is not context or here is not graph
+        is_in_loop = current._get_control_flow_context() is not context or current is not graph
         if context is None or not is_in_loop:
             with self.outside():
                 return make()

@@ -87,9 +87,9 @@ def _ring(sizes: Sequence[int]) -> list[Coordinates]:
         walk = [(x, y) for y in range(columns) for x in range(rows)]
     else:
         # Rows there and back without the first column, which is left for the way home.
-        there, back = range(1, columns), range(columns - 1, 0, -1)
+        forth, back = range(1, columns), range(columns - 1, 0, -1)
         walk = [(0, 0)]
-        walk += [(x, y) for x in range(rows) for y in (back if x % 2 else there)]
+        walk += [(x, y) for x in range(rows) for y in (back if x % 2 else forth)]
         walk += [(x, 0) for x in range(rows - 1, 0, -1)]
     # The cores of a chip are nearest to each other, so that their dimension varies fastest.
     rest = list(itertools.product(*(range(size) for size in sizes[2:])))

@@ -155,7 +155,7 @@ def wait_for(
       PeerLostError: a process was not there in time.
     """
     deadline, missing = time.monotonic() + seconds, list(peers)
-    told = False
+    warned = False
     while True:
         missing = [peer for peer in missing if not is_there(peer)]
         if not missing:
@@ -167,9 +167,9 @@ def wait_for(
                 "TF_CONFIG but for its task, and see that nothing blocks the port",
                 missing[0],
             )
-        if not told:
+        if not warned:
             tf.logging.info("%s waits for %s.", me, names)
-            told = True
+            warned = True
         time.sleep(POLL_SECONDS)
 
 
@@ -530,10 +530,10 @@ def mailbox(
         # Each process builds it in its own graph; by the name it is one queue, at its owner.
         values = tf.queue.FIFOQueue(size, dtype, shared_name=name)
         session = tf.Session(server.target, config=config)
-        made = Mailbox(session, values, dtype)
+        box = Mailbox(session, values, dtype)
     # Outside of the graph, as programs are built while a mailbox is open.
     with contextlib.closing(session):
-        yield made
+        yield box
 
 
 # -- what all processes tell each other, in turns
@@ -579,11 +579,11 @@ class _Exchange:
         if self._index:
             self.send([self._index, value, None])
             return self._take()[1]
-        said = {0: value}
+        by_peer = {0: value}
         for _ in self._out:
             index, other, _ = self._take()
-            said[index] = other
-        values = [said[i] for i in range(len(self._peers))]
+            by_peer[index] = other
+        values = [by_peer[i] for i in range(len(self._peers))]
         self.send([0, values, None])
         return values
 

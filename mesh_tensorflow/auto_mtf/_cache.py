@@ -45,8 +45,8 @@ class Cache:
           exchange: tells what all processes say, if they find it together.
           is_first: whether this is the first of them, whose cache counts for all.
         """
-        if known := exchange(self.read(key))[0]:
-            return known, True
+        if cached := exchange(self.read(key))[0]:
+            return cached, True
         value = find()
         if is_first:
             self.keep(key, value)

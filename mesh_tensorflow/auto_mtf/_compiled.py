@@ -119,11 +119,11 @@ class CompiledMemory(ResidentMemory):
             if not isinstance(item.op, Assign) or item.outputs:  # a whole copy of an update
                 continue
             v = item.op.variables[int(item.name.rpartition("/")[2])]
-            held = self._blocks.get(f"{v.name}/copy")
+            copied = self._blocks.get(f"{v.name}/copy")
             for name in item.inputs:
                 block = self._blocks[name]
                 alone = readers[name] == 1 and block.kind == "gradients"
-                if held is not None and alone and block.bytes == held.bytes:
+                if copied is not None and alone and block.bytes == copied.bytes:
                     # In the memory of the variable, which others read the copy of; but not if it
                     # is summed over processors.
                     only = self._summed.get(name, ())
@@ -149,12 +149,12 @@ class CompiledMemory(ResidentMemory):
         return super()._reads(op, i)
 
     def _is_kept(self, op: Operation, y: Tensor, inputs: Sequence[str]) -> bool:
-        kept = not is_fused(op) or y in self._read_whole
+        is_stored = not is_fused(op) or y in self._read_whole
         made_of = list(dict.fromkeys(inputs))
         # Of two tensors, each reader would read both in place of one.
-        if is_fused(op) and (not kept or len(made_of) == 1):
+        if is_fused(op) and (not is_stored or len(made_of) == 1):
             self._made_of[y] = made_of
-        return kept and super()._is_kept(op, y, inputs)
+        return is_stored and super()._is_kept(op, y, inputs)
 
     def _copy(self, op: Operation, i: int) -> Optional[Block]:
         stored = super()._copy(op, i)

@@ -46,11 +46,11 @@ class Infeasible(SolverError):
 
 def available_solvers() -> list[str]:
     """Returns the names of the installed solvers, in order of preference."""
-    known = set(pulp.listSolvers())
+    of_pulp = set(pulp.listSolvers())
     return [
         name
         for name, (module, _) in _SOLVERS.items()
-        if name in known
+        if name in of_pulp
         and importlib.util.find_spec(module) is not None
         and pulp.getSolver(name, msg=False).available()
     ]
@@ -113,9 +113,9 @@ class Table:
 
 def holder(tables: Iterable[Table], dims: Iterable[str]) -> Table:
     """Returns the smallest table that covers some dimensions."""
-    wanted = set(dims)
+    needed = set(dims)
     # Each of its rows is a variable in the constraints that it is looked up for.
-    return min((t for t in tables if wanted <= set(t.dims)), key=lambda t: len(t.rows))
+    return min((t for t in tables if needed <= set(t.dims)), key=lambda t: len(t.rows))
 
 
 class Tables:
@@ -315,8 +315,8 @@ class LayoutProgram:
     def exclude(self, layout: Layout) -> None:
         """Adds a constraint that excludes a layout."""
         # The number of pairs in which a layout differs from this one is at least 1.
-        kept = [1 - x if layout.get(d) == m else x for (d, m), x in self._x.items()]
-        self.model += pulp.lpSum(kept) >= 1
+        changes = [1 - x if layout.get(d) == m else x for (d, m), x in self._x.items()]
+        self.model += pulp.lpSum(changes) >= 1
 
     # -- objectives
 
@@ -375,10 +375,10 @@ class LayoutProgram:
     def bound(self, time: int) -> None:
         """Adds constraints that memory at a time is within the limit, and at most the peak."""
         amounts: dict[Any, float] = {}
-        for column, held in enumerate(self._memory.bytes[time]):
-            for parts, y in self._parts(column) if held else ():
+        for column, bytes_ in enumerate(self._memory.bytes[time]):
+            for parts, y in self._parts(column) if bytes_ else ():
                 # Columns may have one table, whose variables then have the amounts of all of them.
-                amounts[y] = amounts.get(y, 0.0) + int(held) / (parts * self._unit)
+                amounts[y] = amounts.get(y, 0.0) + int(bytes_) / (parts * self._unit)
         in_use = pulp.LpAffineExpression(list(amounts.items()))
         if self._limit is not None:
             # A layout exactly at the limit fits, despite rounding errors of solvers.
@@ -461,12 +461,12 @@ def local_search(
     """
     best: Optional[Layout] = None
     least = np.inf
-    here: Layout = {}
-    here_seconds = seconds(here)
+    current: Layout = {}
+    here_seconds = seconds(current)
     while True:
-        if is_allowed(here) and here_seconds < least:
-            best, least = here, here_seconds
-        near = list(neighbors(space, here))
+        if is_allowed(current) and here_seconds < least:
+            best, least = current, here_seconds
+        near = list(neighbors(space, current))
         # Two rules at once: splitting two dimensions may pay where splitting either of them does
         # not.
         near += [n for one in near for n in neighbors(space, one)]
@@ -479,7 +479,7 @@ def local_search(
                 break
         if not ranked or ranked[0][0] >= here_seconds:
             return best
-        here_seconds, here = ranked[0][0], layouts[ranked[0][1]]
+        here_seconds, current = ranked[0][0], layouts[ranked[0][1]]
 
 
 def neighbors(space: LayoutSpace, layout: Mapping[str, str]) -> Iterator[Layout]:
@@ -500,8 +500,8 @@ def neighbors(space: LayoutSpace, layout: Mapping[str, str]) -> Iterator[Layout]
                 x for o, n in layout.items() for c in changed
                 if space.share(n, m) and space.meet(c, o) for x in space.together(o)
             }  # fmt: skip
-            kept = {o: n for o, n in layout.items() if o not in dropped}
-            yield {**kept, **dict.fromkeys(changed, m)}
+            others = {o: n for o, n in layout.items() if o not in dropped}
+            yield {**others, **dict.fromkeys(changed, m)}
 
 
 class FastestLayouts:
@@ -553,20 +553,20 @@ class FastestLayouts:
         if not all(table.alive.any() for table in self._tables.tables):
             return None
         # What is slower than a layout that is known to fit need not be in the integer program.
-        known = self._incumbent()
-        if known is not None and self._tables.total(known) > most_seconds * (1 + _SAME):
-            known = None
-        most = self._tables.total(known) if known is not None else most_seconds
+        incumbent = self._incumbent()
+        if incumbent is not None and self._tables.total(incumbent) > most_seconds * (1 + _SAME):
+            incumbent = None
+        most = self._tables.total(incumbent) if incumbent is not None else most_seconds
         self._tables.prune(most * (1 + _SAME))
-        best: Optional[Layout] = known
+        best: Optional[Layout] = incumbent
         with contextlib.suppress(Infeasible):
             best = self._solve(None)
         if best is None:
             return None
         # The solver works to a tolerance, and may return a layout that is slower than the one known
         # before.
-        if known is not None and most < self._tables.total(best):
-            best = known
+        if incumbent is not None and most < self._tables.total(best):
+            best = incumbent
         if not self._found:
             best = self._smallest(best)
         alike = self._alike(best)
@@ -599,8 +599,8 @@ class FastestLayouts:
         if mesh_dim in name:
             return name[mesh_dim]
         sizes = self._space.mesh_sizes
-        wanted = {name[n] for n in joined_names(mesh_dim, sizes)}
-        return JOIN.join(n for n in sizes if n in wanted)
+        names = {name[n] for n in joined_names(mesh_dim, sizes)}
+        return JOIN.join(n for n in sizes if n in names)
 
     def _incumbent(self) -> Optional[Layout]:
         """Returns a feasible layout, found without a solver."""

@@ -48,11 +48,11 @@ WHOLE = -1  # in place of a mesh axis
 def maximal_sets(sets: Iterable[Iterable[str]]) -> list[tuple[str, ...]]:
     """Returns the sets that are not subsets of another one, sorted."""
     # Largest first: a set that contains another one is met before it.
-    kept: list[frozenset[str]] = []
+    maximal: list[frozenset[str]] = []
     for one in sorted({frozenset(s) for s in sets}, key=lambda s: (-len(s), sorted(s))):
-        if not any(one <= other for other in kept):
-            kept.append(one)
-    return sorted(tuple(sorted(s)) for s in kept)
+        if not any(one <= other for other in maximal):
+            maximal.append(one)
+    return sorted(tuple(sorted(s)) for s in maximal)
 
 
 def _joined(groups: Iterable[Iterable[str]]) -> list[frozenset[str]]:
@@ -94,14 +94,14 @@ class LayoutSpace:
           alike: names of dimensions that are split over the same mesh dimension or not at all.
         """
         sets = {frozenset(s) for s in operation_sets}
-        given, groups = set(pairs), _joined(alike)
+        legal, groups = set(pairs), _joined(alike)
         # A group that meets itself in an operation cannot be split.
         apart = {name for group in groups for s in sets if len(s & group) > 1 for name in group}
         # A dimension of a group is split over a mesh dimension only if all of the group can be.
         self.pairs = sorted(
             (d, m)
-            for d, m in given
-            if d not in apart and all((o, m) in given for g in groups if d in g for o in g)
+            for d, m in legal
+            if d not in apart and all((o, m) in legal for g in groups if d in g for o in g)
         )
         splittable = {d for d, _ in self.pairs}
         self.alike = [group for group in groups if group <= splittable]
@@ -135,11 +135,11 @@ class LayoutSpace:
         # illegal.
         for row in self._rows(before):
             split = {axis for d, axis in zip(before, row) if d in self._meets[last]} - {WHOLE}
-            taken: set[int] = set().union(*(self._sharing[axis] for axis in split))
+            shared: set[int] = set().union(*(self._sharing[axis] for axis in split))
             alike = {axis for d, axis in zip(before, row) if d in self.together(last)}
             for axis in self._axes[last]:
                 # Those of a group that came before, if there are any, have this axis.
-                if axis not in taken and alike <= {axis}:
+                if axis not in shared and alike <= {axis}:
                     yield (*row, axis)
 
     def count(self, dims: Sequence[str], most: int) -> int:

@@ -259,9 +259,9 @@ class _CountedSums(Walk):
     def need(self, x: Tensor) -> list[Collective]:
         # An allreduce has the size that its tensor was made with, wherever it is needed.
         outer, self._mesh_impl = self._mesh_impl, self._in_parts.get(x, self._whole)
-        asked = super().need(x)
+        collectives = super().need(x)
         self._mesh_impl = outer
-        return asked
+        return collectives
 
     def _split(self, xs: Sequence[Tensor], weight: Optional[Weight]) -> MeshImpl:
         """Sums and splits partial sums, as a reshape to stored dimensions does."""

@@ -377,13 +377,13 @@ def distinct(
     estimator: StepEstimator, count: int, memory_limit_bytes: Optional[float]
 ) -> list[Estimate]:
     """Returns the fastest layouts, and of nearly equally fast ones only the first."""
-    kept: list[Estimate] = []
+    chosen: list[Estimate] = []
     # Each try excludes a layout, and many in a row may be as fast as the last one that is shown.
     tries = itertools.islice(estimator.fastest(memory_limit_bytes), 1 + count * _TRIES)
     for estimate in tries:
         # They come fastest first, so the last one that was kept is the nearest.
-        if not kept or estimate.seconds.total > kept[-1].seconds.total * (1 + _NEAR):
-            kept.append(estimate)
-        if len(kept) >= count:
+        if not chosen or estimate.seconds.total > chosen[-1].seconds.total * (1 + _NEAR):
+            chosen.append(estimate)
+        if len(chosen) >= count:
             break
-    return kept
+    return chosen

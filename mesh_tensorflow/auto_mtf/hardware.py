@@ -540,11 +540,11 @@ class CostModel:
             # Equal slices are on the first processor that has one, from where others read them.
             far = [split.difference(impl.splitting_axes(x.shape))
                    for x in op.inputs if x not in everywhere]  # fmt: skip
-            known = frozenset().union(*far, *(of_first[x] for x in op.inputs))
-            of_first.update(dict.fromkeys(op.outputs, known))
+            axes = frozenset().union(*far, *(of_first[x] for x in op.inputs))
+            of_first.update(dict.fromkeys(op.outputs, axes))
             if largest <= SMALL_BYTES and everywhere.issuperset(op.inputs):
                 everywhere.update(op.outputs)
-        return 1.0 / self._processors(known)
+        return 1.0 / self._processors(axes)
 
     def beside(self, op: Operation, impl: MeshImpl) -> float:
         """Returns which part of its time an operation adds that is computed beside an equal one.

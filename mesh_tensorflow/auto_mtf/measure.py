@@ -326,18 +326,18 @@ def _fit(columns: np.ndarray, target: np.ndarray) -> list[float]:
     """Solves a least-squares problem for nonnegative factors of columns."""
     factors = np.zeros(columns.shape[1])
     # A column of zeros has no factor to fit, and would make the scale below 0.
-    kept = [i for i in range(columns.shape[1]) if columns[:, i].any()]
-    while kept:
+    columns_used = [i for i in range(columns.shape[1]) if columns[:, i].any()]
+    while columns_used:
         # Calls and bytes differ by orders of magnitude, so columns are scaled to 1, for the solver
         # and for the comparison below.
-        scale = columns[:, kept].max(axis=0)
-        fitted = np.linalg.lstsq(columns[:, kept] / scale, target, rcond=None)[0] / scale
+        scale = columns[:, columns_used].max(axis=0)
+        fitted = np.linalg.lstsq(columns[:, columns_used] / scale, target, rcond=None)[0] / scale
         if (fitted >= 0).all():
-            factors[kept] = fitted
+            factors[columns_used] = fitted
             break
         # Nothing takes negative time: without the most negative factor, the others are fitted
         # again.
-        kept.pop(int((fitted * scale).argmin()))
+        columns_used.pop(int((fitted * scale).argmin()))
     return factors.tolist()
 
 

@@ -192,8 +192,8 @@ def choose_on(
 
     where = f"pjrt={machine.pjrt} {machine.kind} {machine.key}"
     key = _key_of(graph, machine.shape, auto, stored_layout, where)
-    found, known = Cache("layouts.json", auto.cache).known_or(key, find, exchange, is_first)
-    choice = Choice(found["layout"], [Tried(*one) for one in found["tried"]], known)
+    found, is_cached = Cache("layouts.json", auto.cache).known_or(key, find, exchange, is_first)
+    choice = Choice(found["layout"], [Tried(*one) for one in found["tried"]], is_cached)
     if show:
         print(choice, file=sys.stderr, flush=True)
     return choice
@@ -375,7 +375,7 @@ def compiling_pays(
 
     where = f"compiled {machine.kind} {machine.devices}"
     key = _key_of(graph, machine.shape, auto, None, where)
-    times, known = Cache("layouts.json", auto.cache).known_or(key, find)
+    times, is_cached = Cache("layouts.json", auto.cache).known_or(key, find)
     plain, compiled = times["plain"], times["compiled"]
     pays = compiled is not None and compiled < _PAYS * plain
     if show:
@@ -383,7 +383,7 @@ def compiling_pays(
         if compiled is not None:
             found = (
                 f"a step takes {ms_text(compiled)} ms if XLA compiles it, {ms_text(plain)} ms if "
-                f"not{_EARLIER[known]}"
+                f"not{_EARLIER[is_cached]}"
             )
         what = "are" if pays else "are not"
         print(f"{found}. Steps {what} compiled", file=sys.stderr, flush=True)

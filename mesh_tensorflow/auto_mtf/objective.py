@@ -175,12 +175,12 @@ class LiveMemory:
 def maximal_rows(rows: np.ndarray) -> np.ndarray:
     """Returns the distinct rows that no other row exceeds in all columns."""
     rows = np.unique(rows, axis=0) if len(rows) else rows
-    kept = np.zeros((0, rows.shape[1]), rows.dtype)
+    maximal = np.zeros((0, rows.shape[1]), rows.dtype)
     # A row that exceeds another one has a larger sum, so it comes first and is in `kept`.
     for row in rows[np.argsort(-rows.sum(axis=1), kind="stable")]:
-        if not (kept >= row).all(axis=1).any():
-            kept = np.concatenate([kept, row[np.newaxis]])
-    return kept
+        if not (maximal >= row).all(axis=1).any():
+            maximal = np.concatenate([maximal, row[np.newaxis]])
+    return maximal
 
 
 def peak_memory(
@@ -297,11 +297,11 @@ def _with_sums_early(loop: Loop) -> list[Operation]:
             readers.setdefault(x, []).append(op)
     summed: dict[Operation, Tensor] = {}  # what is between a gradient and its sum, with its input
     for op in reversed(loop.operations):
-        made = {x for x in op.inputs if x in makers}
+        summands = {x for x in op.inputs if x in makers}
         waiting = {reader for y in op.outputs for reader in readers.get(y, ())}
         goes_on = not op.outputs or needed.intersection(op.outputs) or waiting - summed.keys()
-        if len(made) == 1 and not goes_on:
-            summed[op] = made.pop()
+        if len(summands) == 1 and not goes_on:
+            summed[op] = summands.pop()
     place: dict[Operation, int] = {op: i for i, op in enumerate(loop.operations)}
     for op in filter(summed.__contains__, loop.operations):
         others = [reader for reader in readers[summed[op]] if reader not in summed]
@@ -410,13 +410,13 @@ class ResidentMemory(LiveMemory):
         if outer is None or inner is None:
             return None
         tensors = dict.fromkeys(x for x in op.inputs + op.outputs if x.mesh is op.mesh)
-        held = sum(
+        most = sum(
             inner.slice_size(x.shape) * x.dtype.size
             for x in tensors
             if inner.tensor_layout(x.shape) != outer.tensor_layout(x.shape)
         )
         # Bytes of one processor as they are: in other layouts, something else would move.
-        return Block(f"{op.name}/moved", "gathered", held, Column(()))
+        return Block(f"{op.name}/moved", "gathered", most, Column(()))
 
     def _variable_blocks(self, operations: Sequence[Operation]) -> Iterator[Block]:
         for op in operations:
@@ -458,8 +458,8 @@ class ResidentMemory(LiveMemory):
             inputs = [name for names in read_by for name in names]
             for y in op.outputs:
                 self._root[y] = y.name
-                block, kept = self._block(y, self._kinds[op]), self._is_kept(op, y, inputs)
-                self._blocks[y.name] = block if kept else block._replace(bytes=0)
+                block, is_kept = self._block(y, self._kinds[op]), self._is_kept(op, y, inputs)
+                self._blocks[y.name] = block if is_kept else block._replace(bytes=0)
             outputs = [y.name for y in op.outputs]
             loop = op.loop
             if loop is not None:
@@ -680,11 +680,11 @@ class ResidentMemory(LiveMemory):
         Args:
           layout: a dictionary from dimension names to mesh dimension names.
         """
-        held = {n: self._held(b, layout) for n, b in self._blocks.items()}
+        bytes_of = {n: self._held(b, layout) for n, b in self._blocks.items()}
         kind_of = {name: self._blocks[name].kind for born, _ in self._changes for name in born}
         kinds = list(dict.fromkeys(kind_of.values()))
         column = {name: kinds.index(kind) for name, kind in kind_of.items()}
-        rows = bytes_over_time(self._changes, column, held, len(kinds))
+        rows = bytes_over_time(self._changes, column, bytes_of, len(kinds))
         used = {kind: bytes_ for kind, bytes_ in zip(kinds, rows.T) if bytes_.any()}
         return dict(sorted(used.items(), key=lambda pair: -int(pair[1].min())))
 

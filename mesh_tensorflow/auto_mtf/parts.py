@@ -75,11 +75,11 @@ def with_unread(operations: Sequence[Operation]) -> list[Operation]:
 
     A program leaves that out, but the gradients say that they are of it.
     """
-    known, every = set(operations), list[Operation]()
+    included, every = set(operations), list[Operation]()
 
     def add(op: Operation) -> None:
-        if op not in known and op.original in known:
-            known.add(op)
+        if op not in included and op.original in included:
+            included.add(op)
             for x in op.inputs:
                 add(x.operation)
             every.append(op)
@@ -279,9 +279,9 @@ class RenamedProgram:
             if some[_SHOWN:]:
                 where = "into it" if enters else "out of it"
                 lines.append(f"  and {len(some) - _SHOWN} more on the way {where}")
-        made = [f"{op.name} {renamed(op.outputs[0].shape, self.names)}" for op in self.made]
-        if made:
-            lines.append(f"  made there with these names: {first_names(made, _SHOWN)}")
+        lines_made = [f"{op.name} {renamed(op.outputs[0].shape, self.names)}" for op in self.made]
+        if lines_made:
+            lines.append(f"  made there with these names: {first_names(lines_made, _SHOWN)}")
         return "\n".join(lines)
 
     def _renaming(self, crossing: Crossing) -> str:
@@ -348,8 +348,8 @@ class RenamedProgram:
           t: a gradient.
           giver: the operation whose gradient the last term is.
         """
-        made = giver.inputs if of is None else of.outputs
-        xs = {x for x in made if x.shape == t.shape}
+        terms = giver.inputs if of is None else of.outputs
+        xs = {x for x in terms if x.shape == t.shape}
         last, later = t, list[Operation]()
         while xs and isinstance(last.operation, AddOperation):
             add = last.operation
@@ -449,8 +449,8 @@ class RenamedProgram:
         """Returns the copy of a tensor under the names of a side."""
         if (x, side) not in self._across:
             y = self._tensors[x]
-            self._across[x, side] = made = self._crossed(y, x.shape, side, at)
-            if made is not y and self._place[at] < self._first_gradient:
+            self._across[x, side] = renamed_y = self._crossed(y, x.shape, side, at)
+            if renamed_y is not y and self._place[at] < self._first_gradient:
                 self.crossings.append(Crossing(x, at, side))
         return self._across[x, side]
 
@@ -460,10 +460,10 @@ class RenamedProgram:
         if y.shape == shape:
             return y
         with usable([y.operation]):
-            made = PartBoundary(y, shape, name=f"{at.name}/renamed")
-        made.gradient_of = self._copies.get(at.gradient_of) if at.gradient_of else None
-        self._operations.append(made)
-        return made.outputs[0]
+            boundary = PartBoundary(y, shape, name=f"{at.name}/renamed")
+        boundary.gradient_of = self._copies.get(at.gradient_of) if at.gradient_of else None
+        self._operations.append(boundary)
+        return boundary.outputs[0]
 
 
 def _is_within(giver: Optional[Operation], of: Optional[Operation]) -> bool:
@@ -526,14 +526,14 @@ def _under_names(value: Any, names: Names, copies: Mapping[Operation, Operation]
 
 def _new_names(graph: Graph, part: Part, dims: Iterable[str]) -> Names:
     """Returns a new name for each dimension, of the part's name and unlike all in the program."""
-    taken = {n for op in graph.operations for y in op.outputs for n in y.shape.dimension_names}
+    used = {n for op in graph.operations for y in op.outputs for n in y.shape.dimension_names}
     names: dict[str, str] = {}
     for d in sorted(dims):
         new = f"{d}_{_NO_NAME.sub('_', part.name)}"
-        while new in taken:
+        while new in used:
             new += "_"
         names[d] = new
-        taken.add(new)
+        used.add(new)
     return names
 
 
@@ -614,7 +614,7 @@ def _fewest_names(
                 layout = same
     dims = [old for old, new in copied.names.items() if layout.get(old) != layout.get(new)]
     fewer = RenamedProgram(copied.program, copied.part, dims)
-    kept = {d: m for d, m in layout.items() if d not in copied.names.values()}
-    kept.update((new, layout[new]) for new in fewer.names.values() if new in layout)
+    rules = {d: m for d, m in layout.items() if d not in copied.names.values()}
+    rules.update((new, layout[new]) for new in fewer.names.values() if new in layout)
     estimator = estimator_of(fewer.parts)
-    return fewer, estimator, estimator.estimate(kept)
+    return fewer, estimator, estimator.estimate(rules)

@@ -415,8 +415,8 @@ def plan(
         profile = dataclasses.replace(profile, seconds=share)
     if profile and hardware is None:
         hardware = Processors([("all", processors)], profile.devices, profile.simd).hardware()
-    known = hardware_profile(hardware)
-    search = _Search(shapes, memory_limit_bytes, known, within, joint, profile)
+    profile_of_hardware = hardware_profile(hardware)
+    search = _Search(shapes, memory_limit_bytes, profile_of_hardware, within, joint, profile)
     for choice in looked_at:
         search.add(choice, build, list(zero))
     return search.result(processors)

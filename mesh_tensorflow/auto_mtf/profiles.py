@@ -767,8 +767,8 @@ class MeasuredCosts(CostModel):
         key = f"{key} in {self._form(timed.program)}"
         if key in self._seconds:
             return self._seconds[key] / timed.predicted
-        known = self._wanted.get(key)
-        if known is None or known.weight < timed.weight:
+        earlier = self._wanted.get(key)
+        if earlier is None or earlier.weight < timed.weight:
             self._wanted[key] = timed
         return 0.0 if self._only_timed else self._off(timed)
 
@@ -790,19 +790,19 @@ class MeasuredCosts(CostModel):
         where = f"{_FORM} {machine.key} {tf.__version__} {os.uname().nodename} {os.cpu_count()}"
         cache = Cache("profiles.json", profile.cache)
         # What the first process knows, in all: they time the same operations in the same order.
-        kept = machine.exchange(cache.read(where))[0]
+        cached = machine.exchange(cache.read(where))[0]
         hashed = {key: hashlib.sha256(key.encode()).hexdigest()[:24] for key in self._wanted}
         whole = hashlib.sha256("".join(sorted(hashed.values())).encode()).hexdigest()
         # These are changed in place: the costs of other layouts have the same dictionaries.
-        self._seconds.update({key: kept[name] for key, name in hashed.items() if name in kept})
+        self._seconds.update({key: cached[name] for key, name in hashed.items() if name in cached})
         missing = [key for key in self._wanted if key not in self._seconds]
         missing.sort(key=lambda key: -self._wanted[key].weight)
         # A program whose time was over once has the same costs in the next run.
-        if missing and whole not in kept:
+        if missing and whole not in cached:
             self._time(missing, machine, profile, begin)
             times = {hashed[key]: seconds for key, seconds in self._seconds.items()}
             if machine.is_first:
-                cache.keep(where, {**kept, **times, whole: float(len(times))})
+                cache.keep(where, {**cached, **times, whole: float(len(times))})
         self._compare()
         self.spent = time.monotonic() - begin
 
@@ -816,9 +816,9 @@ class MeasuredCosts(CostModel):
                 progress.update()
                 return machine.exchange(time.monotonic() - begin < profile.seconds)[0]
 
-            wanted = [self._wanted[key] for key in keys]
+            timed = [self._wanted[key] for key in keys]
             limit = max(profile.seconds, _SHORTEST_LIMIT)
-            times = _times_of(self._graph, wanted, machine, more, limit)
+            times = _times_of(self._graph, timed, machine, more, limit)
         self._seconds.update({key: t for key, t in zip(keys, times) if t is not None})
         self._refused = times.count(None)
 
@@ -832,8 +832,8 @@ class MeasuredCosts(CostModel):
             pairs.sort()
 
     def __str__(self) -> str:
-        known = sum(t.weight for key, t in self._wanted.items() if key in self._seconds)
-        share = known / max(1e-30, sum(t.weight for t in self._wanted.values()))
+        weight = sum(t.weight for key, t in self._wanted.items() if key in self._seconds)
+        share = weight / max(1e-30, sum(t.weight for t in self._wanted.values()))
         refused = f"; {self._refused} cannot run alone" if self._refused else ""
         return (
             f"{len(self._seconds)} of {len(self._wanted)} operations timed in {self.spent:.0f} s, "
@@ -887,12 +887,12 @@ def estimator_on(
       stored_layout: see StepEstimator.
       **options: further arguments of StepEstimator.
     """
-    shape, executed, known = machine.shape, machine.executed, machine.hardware(hardware)
+    shape, executed, rates = machine.shape, machine.executed, machine.hardware(hardware)
     if machine.pjrt:  # which has threads of its own, and leaves out nothing
         return StepEstimator(
-            parts.graph, shape, parts.outputs, known, stored_layout, parts, **options
+            parts.graph, shape, parts.outputs, rates, stored_layout, parts, **options
         )
-    costs = MeasuredCosts(executed, known, stored_layout, parts) if profile else None
+    costs = MeasuredCosts(executed, rates, stored_layout, parts) if profile else None
     # Without splits no processor needs another that has a memory of its own, and without effects
     # only the results of the first are read.
     apart = not machine.one_memory and executed.size > 1
@@ -904,11 +904,11 @@ def estimator_on(
         # Where threads are left to TensorFlow, each operation has all of them.
         shares_out = not program
         share = 1.0 / executed.size if only_first and not names else 1.0
-        its = CostModel(executed, known, stored_layout, shares_out, share)
+        its = CostModel(executed, rates, stored_layout, shares_out, share)
         if costs is not None:
             its = costs.of(program, shares_out, share)
         return StepEstimator(
-            parts.graph, shape, parts.outputs, known, stored_layout, parts,
+            parts.graph, shape, parts.outputs, rates, stored_layout, parts,
             costs=its, **options, **also,
         )  # fmt: skip
 

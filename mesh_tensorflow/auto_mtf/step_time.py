@@ -275,10 +275,10 @@ class StepEstimator:
         # Meshes whose sizes divide the same dimensions have the same candidates and units.
         units = parts.units(candidates, own.storing.early)
         # By its text, since a Hardware has dictionaries and so no hash. What is measured grows.
-        known = None
+        times = None
         if costs is None:
-            known = parts.known(tuple(self.mesh_shape), repr(self.hardware))
-        self.times = StepTime(units, self.space, costs or own, known)
+            times = parts.known(tuple(self.mesh_shape), repr(self.hardware))
+        self.times = StepTime(units, self.space, costs or own, times)
         impl = own.impl(dict(self._also)) if self._also else None
         self.memory = parts.memory(candidates, own.storing, impl, self.hardware.compiled)
 
@@ -333,11 +333,11 @@ class StepEstimator:
     def _rules(self, layout: AnyLayout) -> dict[str, str]:
         """Returns the rules of a layout that split something, after checking them."""
         rules: dict[str, str] = {}
-        sizes, known = self.space.mesh_sizes, self._validator.mtf_dimension_names
+        sizes, names_of_dims = self.space.mesh_sizes, self._validator.mtf_dimension_names
         for d, m in layout_pairs(layout):
             names = [name for name in joined_names(m, sizes) if sizes.get(name, 1) > 1]
             # One layout is used for many models and meshes, as in a Lowering.
-            if d not in known or not names:
+            if d not in names_of_dims or not names:
                 continue
             uneven, m = m.endswith(UNEVEN), JOIN.join(names)
             other = rules.get(d, m).removesuffix(UNEVEN)

@@ -131,25 +131,27 @@ def check_first_records(
         try:
             # Only the first: reading all of them would take as long as an epoch does.
             record = next(tf.io.tf_record_iterator(path), None)
-            held = None if record is None else tf.train.Example.FromString(record).features.feature
+            features_of_record = (
+                None if record is None else tf.train.Example.FromString(record).features.feature
+            )
         except (tf.errors.OpError, message.DecodeError) as error:
-            said = error.message if isinstance(error, tf.errors.OpError) else error
-            raise ValueError(f"{path} is no file of TFRecords, or is damaged: {said}") from error
-        if held is None:
+            why_not = error.message if isinstance(error, tf.errors.OpError) else error
+            raise ValueError(f"{path} is no file of TFRecords, or is damaged: {why_not}") from error
+        if features_of_record is None:
             continue
         for name, feature in features.items():
-            if name not in held:
-                names = ", ".join(sorted(held)) or "none"
+            if name not in features_of_record:
+                names = ", ".join(sorted(features_of_record)) or "none"
                 raise ValueError(f"{path}: its records have no feature {name}; they have {names}")
             # A feature that is read as another type is empty, and its length is told as 0.
             kind = "float_list" if feature.dtype.is_floating else "int64_list"
-            count, wanted = len(getattr(held[name], kind).value), feature.shape[0]
-            if count != wanted:
+            count, expected = len(getattr(features_of_record[name], kind).value), feature.shape[0]
+            if count != expected:
                 numbers = "numbers" if feature.dtype.is_floating else "integers"
                 why = f", by {flags[name]}" if name in flags else ""
                 raise ValueError(
                     f"{path}: {name} of its first record has {count} {numbers}; "
-                    f"{wanted} are expected{why}"
+                    f"{expected} are expected{why}"
                 )
 
 

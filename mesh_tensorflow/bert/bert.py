@@ -169,26 +169,26 @@ class BertConfig:
         Raises:
           ValueError: a key is unknown, or `vocab_size` is missing.
         """
-        known = [field.name for field in dataclasses.fields(cls)]
+        names = [field.name for field in dataclasses.fields(cls)]
         # Ours come second: where a file has both names of a value, ours is meant.
         keys = sorted(json_object, key=lambda key: key not in _TF_BERT_KEYS)
         values = {_TF_BERT_KEYS.get(key, key): json_object[key] for key in keys}
-        unknown = [key for key in values if key not in known and key not in _WITHOUT_MEANING]
+        unknown = [key for key in values if key not in names and key not in _WITHOUT_MEANING]
         if unknown:
             near = [
                 name
                 for key in unknown
-                for name in difflib.get_close_matches(key, [*known, *_TF_BERT_KEYS], 1)
+                for name in difflib.get_close_matches(key, [*names, *_TF_BERT_KEYS], 1)
             ]
             raise ValueError(
                 f"BertConfig: unknown keys {', '.join(map(repr, sorted(unknown)))}; "
-                + (f"near names are {', '.join(near)}" if near else f"known are {', '.join(known)}")
+                + (f"near names are {', '.join(near)}" if near else f"known are {', '.join(names)}")
             )
         if values.get("vocab_size") is None:
             raise ValueError(
                 "BertConfig: vocab_size is missing; it is the number of lines of the vocabulary"
             )
-        return cls(**{key: value for key, value in values.items() if key in known})
+        return cls(**{key: value for key, value in values.items() if key in names})
 
     @classmethod
     def from_json_file(cls, json_file: str) -> BertConfig:
@@ -274,11 +274,11 @@ def check_config(config: BertConfig, length: int) -> None:
         ("residual_structure", config.residual_structure, RESIDUAL_STRUCTURES),
         *(("layer type", name, BLOCK_LAYERS) for name in config.block_layers),
     ]
-    for what, value, known in choices:
-        if value not in known:
+    for what, value, values in choices:
+        if value not in values:
             raise ValueError(
                 f"BertModel: unknown {what} {value!r}; it should be one of "
-                f"{', '.join(map(repr, known))}"
+                f"{', '.join(map(repr, values))}"
             )
     if config.position_signal == "embedding" and length > config.max_position_embeddings:
         raise ValueError(
@@ -720,7 +720,7 @@ class BertModel(BertDims):
         query = self._dense(x, [self.model_dim], heads, "query")
         key = self._dense(memory, [self.model_dim], heads, "key")
         value = self._dense(memory, [self.model_dim], heads, "value")
-        kept = x.shape - self.model_dim + self.num_heads_dim
+        dims = x.shape - self.model_dim + self.num_heads_dim
         # softmax_memory_seq(q k / sqrt(attention_head) + bias) v.
         logits = mtf.einsum(
             # Queries are scaled and not logits, which have memory_seq in place of attention_head.
@@ -733,11 +733,11 @@ class BertModel(BertDims):
             logits += mtf.cast(attention_bias, logits.dtype)
         weights = dropped(
             mtf.softmax(logits, self.memory_seq_dim),
-            kept.dims,
+            dims.dims,
             True,
             self.config.attention_probs_dropout_prob,
         )
-        y = mtf.einsum([weights, value], output_shape=kept + self.size_per_head_dim)
+        y = mtf.einsum([weights, value], output_shape=dims + self.size_per_head_dim)
         # Going forward, only this communicates where a layout splits num_heads, over which it sums.
         return self._dense(y, heads, [self.model_dim], "output")
 

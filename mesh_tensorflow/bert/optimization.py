@@ -50,12 +50,12 @@ def clip_by_global_norm(
     Raises:
       ValueError: all gradients are None.
     """
-    known = [g for g in grads if g is not None]
-    if not known:
+    grads_there = [g for g in grads if g is not None]
+    if not grads_there:
         raise ValueError(
             "clip_by_global_norm: all gradients are None; the loss does not depend on the variables"
         )
-    norm = optimize.global_norm(known)
+    norm = optimize.global_norm(grads_there)
     # min(1, clip_norm / norm), without 0 / 0 where all gradients are 0.
     factor = clip_norm / mtf.maximum(norm, clip_norm)
     clipped = [None if g is None else g * mtf.cast(factor, g.dtype) for g in grads]

@@ -207,12 +207,12 @@ def _answer(
         )
     text, offset = answers[0]["text"], answers[0]["answer_start"]
     start, end = of_char[offset], of_char[offset + len(text) - 1]
-    there = " ".join(words[start : end + 1])
+    answer = " ".join(words[start : end + 1])
     # It need only be a part: the first and last word may have more, such as a full stop.
-    if " ".join(tokenization.whitespace_tokenize(text)) not in there:
+    if " ".join(tokenization.whitespace_tokenize(text)) not in answer:
         tf.logging.warning(
             "Could not find answer: '%s' vs. '%s' of question %s, which is left out",
-            there,
+            answer,
             text,
             question["id"],
         )

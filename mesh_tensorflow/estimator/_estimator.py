@@ -66,13 +66,13 @@ def config_with_directory(
         raise TypeError(f"config should be a RunConfig, but is {config!r}")
     if model_dir is not None and not os.fspath(model_dir):
         raise ValueError("model_dir is empty; leave it out, or name a directory")
-    given = None if model_dir is None else os.fspath(model_dir)
-    if given is not None and config.model_dir not in (None, given):
+    own = None if model_dir is None else os.fspath(model_dir)
+    if own is not None and config.model_dir not in (None, own):
         raise ValueError(
-            f"model_dir is {given!r}, but the RunConfig says {config.model_dir!r}: let them be the "
+            f"model_dir is {own!r}, but the RunConfig says {config.model_dir!r}: let them be the "
             "same, or leave one out"
         )
-    directory = given or config.model_dir
+    directory = own or config.model_dir
     if directory is None:
         directory = tempfile.mkdtemp()
         tf.logging.warning("No model_dir: checkpoints go to the temporary %s.", directory)
@@ -173,8 +173,8 @@ class Estimator:
         """
         reader = checkpoint_files.open_reader(self._checkpoint_that_is_needed("get_variable_value"))
         if not reader.has_tensor(name):
-            known = ", ".join(sorted(reader.get_variable_to_shape_map()))
-            raise ValueError(f"get_variable_value: there is no {name!r}; there are {known}")
+            names = ", ".join(sorted(reader.get_variable_to_shape_map()))
+            raise ValueError(f"get_variable_value: there is no {name!r}; there are {names}")
         return reader.get_tensor(name)
 
     def get_variable_names(self) -> list[str]:

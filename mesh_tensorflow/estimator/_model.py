@@ -178,10 +178,10 @@ def find_checkpoint(model_dir: str, checkpoint_path: Optional[str], called: str)
         return checkpoint_files.latest(model_dir)
     checkpoint_path = os.fspath(checkpoint_path)
     if not checkpoint_files.exists(checkpoint_path):
-        there = checkpoint_files.latest(model_dir)
+        latest = checkpoint_files.latest(model_dir)
         raise ValueError(
             f"{called}: there is no checkpoint at checkpoint_path={checkpoint_path!r}; the latest "
-            f"in the model directory is {there}"
+            f"in the model directory is {latest}"
         )
     return checkpoint_path
 

@@ -100,8 +100,8 @@ def run_training(model: Model, input_fn: Callable[..., Any], request: Request) -
             progress.close(stopped=True)  # no more than an end that came before
         saved = checkpoint_files.latest(model.model_dir)
         if signals.received is not None:
-            kept = f"the latest checkpoint is {saved}" if saved else "nothing was saved"
-            text = f"training stopped by {signals.received.name} after step {number}; {kept}"
+            outcome = f"the latest checkpoint is {saved}" if saved else "nothing was saved"
+            text = f"training stopped by {signals.received.name} after step {number}; {outcome}"
             tf.logging.warning("%s", text)
             raise signals.error(text)
 
@@ -163,11 +163,11 @@ def graph_of_step(model: Model, input_fn: Callable[..., Any]) -> Graph:
     Raises:
       ValueError: it makes none.
     """
-    with tf.Graph().as_default(), recorded_lowerings() as made:
+    with tf.Graph().as_default(), recorded_lowerings() as lowerings:
         _training_program(model, input_fn)
-    if not made:
+    if not lowerings:
         raise ValueError("model_fn makes no mtf.Lowering in training: no layout splits its program")
-    return made[-1].graph
+    return lowerings[-1].graph
 
 
 def _say_that_it_stops(number: signal.Signals) -> None:
@@ -247,8 +247,8 @@ def _check_checkpoint(spec: EstimatorSpec, model_dir: str) -> None:
     # The package's own Saver checks what it restores.
     if path and savers and not isinstance(savers[0], Saver):
         # TensorFlow has no public way to get the variables of a saver.
-        wanted = getattr(savers[0], "_var_list", None)
-        check_checkpoint(path, tf.global_variables() if wanted is None else wanted)
+        variables = getattr(savers[0], "_var_list", None)
+        check_checkpoint(path, tf.global_variables() if variables is None else variables)
 
 
 def _hooks(

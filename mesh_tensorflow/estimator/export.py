@@ -193,14 +193,14 @@ def build_parsing_serving_input_receiver_fn(
 
 
 def _placeholders(tensors: Mapping[str, Any], batch_size: Optional[int]) -> dict[str, tf.Tensor]:
-    made = {}
+    placeholders = {}
     for name, tensor in tensors.items():
         shape = tf.TensorShape(tensor.shape).as_list()
         # A scalar has no batch dimension to leave open.
         if shape:
             shape[0] = batch_size
-        made[name] = tf.placeholder(tf.as_dtype(tensor.dtype), shape, name=name)
-    return made
+        placeholders[name] = tf.placeholder(tf.as_dtype(tensor.dtype), shape, name=name)
+    return placeholders
 
 
 def build_raw_serving_input_receiver_fn(
@@ -218,8 +218,8 @@ def build_raw_serving_input_receiver_fn(
 
     def serving_input_receiver_fn() -> ServingInputReceiver:
         """Creates a placeholder for each feature."""
-        made = _placeholders(features, default_batch_size)
-        return ServingInputReceiver(made, made)
+        placeholders = _placeholders(features, default_batch_size)
+        return ServingInputReceiver(placeholders, placeholders)
 
     return serving_input_receiver_fn
 
@@ -252,14 +252,14 @@ def build_raw_supervised_input_receiver_fn(
 
     def supervised_input_receiver_fn() -> SupervisedInputReceiver:
         """Creates a placeholder for each feature and each label."""
-        made = [_placeholders(x, default_batch_size) for x in by_name]
+        placeholders = [_placeholders(x, default_batch_size) for x in by_name]
         # A single tensor was for a model function that takes one, without a dict around it.
         features_of_each = [
             x if isinstance(original, Mapping) else next(iter(x.values()))
-            for x, original in zip(made, [features, labels])
+            for x, original in zip(placeholders, [features, labels])
         ]
         return SupervisedInputReceiver(
-            features_of_each[0], features_of_each[1], {**made[0], **made[1]}
+            features_of_each[0], features_of_each[1], {**placeholders[0], **placeholders[1]}
         )
 
     return supervised_input_receiver_fn
@@ -452,25 +452,25 @@ def _signatures(spec: EstimatorSpec, receiver: ServingInputReceiver, mode: str) 
         output = EvalOutput(spec.loss, spec.predictions or None, spec.eval_metric_ops, mode)
         name = {ModeKeys.TRAIN: "train", ModeKeys.EVAL: "eval"}[mode]
         return {name: output.as_signature_def(receiver.receiver_tensors)}
-    made, refused = {}, {}
+    signatures, refused = {}, {}
     alternatives = receiver.receiver_tensors_alternatives or {}
     for name, output in (spec.export_outputs or {}).items():
         for other, tensors in [(None, receiver.receiver_tensors), *alternatives.items()]:
             # The names that tf.estimator's exports have for signatures of further receivers.
             key = name if other is None else f"{other}:{name}"
             try:
-                made[key] = output.as_signature_def(tensors)
+                signatures[key] = output.as_signature_def(tensors)
             except ValueError as error:
                 # An output may fit some of the receiver's inputs alone, and only the default one
                 # has to.
                 refused[key] = str(error)
     for name, reason in refused.items():
         tf.logging.warning("export: the signature %r is left out: %s", name, reason)
-    if DEFAULT_SIGNATURE not in made:
+    if DEFAULT_SIGNATURE not in signatures:
         raise ValueError(
             f"export: no default signature: {refused.get(DEFAULT_SIGNATURE, 'none is given')}"
         )
-    return made
+    return signatures
 
 
 # -- any number of rows, which are computed piece by piece
@@ -512,9 +512,9 @@ def any_batch(signature: Any, rows: int, what: str) -> Any:
     def serve(*features: tf.Tensor) -> list[tf.Tensor]:
         return _in_pieces(program, dict(zip(free, features)), rows)
 
-    made = dict(zip(outputs, serve(*free.values())))
+    served = dict(zip(outputs, serve(*free.values())))
     return tf.saved_model.build_signature_def(
-        *[{n: tf.saved_model.build_tensor_info(x) for n, x in of.items()} for of in (free, made)],
+        *[{n: tf.saved_model.build_tensor_info(x) for n, x in of.items()} for of in (free, served)],
         signature.method_name,
     )
 

@@ -331,13 +331,13 @@ def _set_leader(session_config: tf.ConfigProto, config: RunConfig) -> None:
 
 
 def _server(config: RunConfig, me: Peer) -> tf.distribute.Server:
-    given = tf.ConfigProto()
+    options = tf.ConfigProto()
     if config.session_config is not None:
-        given.CopyFrom(config.session_config)
+        options.CopyFrom(config.session_config)
         # They would hide other processes from the server, as from a session.
-        del given.device_filters[:]
-    _set_leader(given, config)
-    return server_of(me, config.cluster_spec, given, config.protocol)
+        del options.device_filters[:]
+    _set_leader(options, config)
+    return server_of(me, config.cluster_spec, options, config.protocol)
 
 
 # -- what processes tell each other: the chief how its program ended, the others of signals
@@ -355,8 +355,10 @@ def _send(
         with mailbox(server, me, peer, *box) as opened:
             opened.put(what)
     except tf.errors.OpError as error:
-        said = signal.Signals(what).name if isinstance(what, int) else "that training has ended"
-        tf.logging.warning("%s was not told of %s: %s", peer, said, error)
+        what_text = (
+            signal.Signals(what).name if isinstance(what, int) else "that training has ended"
+        )
+        tf.logging.warning("%s was not told of %s: %s", peer, what_text, error)
 
 
 @contextlib.contextmanager
@@ -398,10 +400,10 @@ def _serve(server: tf.distribute.Server, me: Peer, chief: Peer, config: RunConfi
                         tf.logging.warning("%s: %s stops, and saves before.", number.name, chief)
                         _send(server, me, chief, _SIGNALS, int(number))
                     time.sleep(POLL_SECONDS)
-                said = news.take()
+                message = news.take()
             finally:
                 watch.stop()
-        return (None if said == _DONE else said.decode()), None
+        return (None if message == _DONE else message.decode()), None
 
     follow(me, chief, serve)
     tf.logging.info("%s has ended, and so does %s.", chief, me)

@@ -42,7 +42,7 @@ def histograms(variables: Mapping[str, np.ndarray]) -> list[tf.Summary.Value]:
     Args:
       variables: arrays by tag.
     """
-    made = []
+    values = []
     for name, value in variables.items():
         if value.size < 2 or np.iscomplexobj(value):
             continue
@@ -52,7 +52,7 @@ def histograms(variables: Mapping[str, np.ndarray]) -> list[tf.Summary.Value]:
         if not flat.size:
             continue
         counts, edges = np.histogram(flat, _BUCKETS)
-        made.append(
+        values.append(
             tf.Summary.Value(
                 tag=name,
                 histo=tf.HistogramProto(
@@ -67,7 +67,7 @@ def histograms(variables: Mapping[str, np.ndarray]) -> list[tf.Summary.Value]:
                 ),
             )
         )
-    return made
+    return values
 
 
 def write(directory: str, step: int, values: Iterable[tf.Summary.Value]) -> None:
@@ -90,12 +90,12 @@ def scalars_of_steps(pattern: str) -> dict[int, dict[str, float]]:
     Args:
       pattern: a pattern of the files.
     """
-    known: dict[int, dict[str, float]] = {}
+    by_step: dict[int, dict[str, float]] = {}
     for path in sorted(tf.io.gfile.glob(pattern)):
         for event in tf.train.summary_iterator(path):
             for value in event.summary.value:
                 if value.HasField("simple_value"):
                     # Files are in the order of their times, so a later evaluation of a step
                     # replaces an earlier one.
-                    known.setdefault(event.step, {})[value.tag] = value.simple_value
-    return dict(sorted(known.items()))
+                    by_step.setdefault(event.step, {})[value.tag] = value.simple_value
+    return dict(sorted(by_step.items()))

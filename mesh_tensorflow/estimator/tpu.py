@@ -701,9 +701,9 @@ class TPUEstimator(Estimator):
             return
         tpus = tf.config.list_physical_devices("TPU")
         if tpus or config.tpu_config.num_shards is None:
-            there = f"there are {len(tpus)} TPU cores" if tpus else "there is no TPU"
+            cores = f"there are {len(tpus)} TPU cores" if tpus else "there is no TPU"
             raise RuntimeError(
-                f"TPUEstimator.{called}: use_tpu is True, but {there}, and this estimator runs on "
+                f"TPUEstimator.{called}: use_tpu is True, but {cores}, and this estimator runs on "
                 "CPUs and GPUs: pass use_tpu=False, for a model_fn with a PlacementMeshImpl; or, "
                 "for one with a SimdMeshImpl, give TPUConfig(num_shards=N), N being the number of "
                 "processors of the mesh, to run it on N devices of this machine"
@@ -718,8 +718,8 @@ class TPUEstimator(Estimator):
         for name, value in values.items():
             if hasattr(params, "set_hparam"):
                 # HParams refuses to set a name that it lacks.
-                known = hasattr(params, name)
-                (params.set_hparam if known else params.add_hparam)(name, value)
+                is_declared = hasattr(params, name)
+                (params.set_hparam if is_declared else params.add_hparam)(name, value)
             else:
                 params[name] = value
         return params
@@ -764,11 +764,15 @@ class TPUEstimator(Estimator):
         if not isinstance(spec, TPUEstimatorSpec):
             return spec
         # Without arguments, as TensorFlow's: classes of users override it.
-        made = spec.as_estimator_spec()
-        for hook in (*made.training_hooks, *made.evaluation_hooks, *made.prediction_hooks):
+        converted = spec.as_estimator_spec()
+        for hook in (
+            *converted.training_hooks,
+            *converted.evaluation_hooks,
+            *converted.prediction_hooks,
+        ):
             if isinstance(hook, HostCallHook):
                 hook.every_n_steps = config.tpu_config.experimental_host_call_every_n_steps
-        return made
+        return converted
 
 
 def _check_params(params: Any) -> None:
@@ -779,10 +783,10 @@ def _check_params(params: Any) -> None:
             f"TPUEstimator: params should be a dict, to which batch_size is added, but is of type "
             f"{type(params).__name__}"
         )
-    taken = [name for name in _RESERVED if name in params]
-    if taken:
+    reserved = [name for name in _RESERVED if name in params]
+    if reserved:
         raise ValueError(
-            f"TPUEstimator: params has {', '.join(map(repr, taken))}, which the estimator sets: "
+            f"TPUEstimator: params has {', '.join(map(repr, reserved))}, which the estimator sets: "
             "leave it out, and give train_batch_size, eval_batch_size and predict_batch_size"
         )
 

@@ -484,9 +484,9 @@ def maybe_gen_fake_data_based_on_real_data(
     lesion, tissue = label > _LESIONS_ABOVE, tf.logical_and(label > 0.5, label < _LESIONS_ABOVE)
     contrast = _CONTRAST * (_mean_where(image, tissue) - _mean_where(image, lesion))
     possible = tf.reduce_any(lesion) & tf.reduce_any(tissue) & (contrast > 0)
-    wanted = tf.random.uniform([]) < gen_fake_probability
+    is_drawn = tf.random.uniform([]) < gen_fake_probability
     return tf.cond(
-        wanted & possible,
+        is_drawn & possible,
         lambda: _with_other_lesions(image, label, reso, min_fake_lesion_ratio, contrast),
         lambda: (tf.identity(image), tf.identity(label)),
     )

@@ -429,9 +429,9 @@ class SimdMeshImplInputReader:
     def _make_local(self, program: Program) -> None:
         """Reads whole batches once for all processors of this process."""
         l2p = [self._impl.l2p(pnum) for pnum in range(self._impl.size)]
-        here = [pnum for pnum in range(self._impl.size) if l2p[pnum] in program.local]
+        local = [pnum for pnum in range(self._impl.size) if l2p[pnum] in program.local]
         # One for all of them: within the program, each processor would read all batches again.
-        slicer = self._slicer(self._whole_batches, 0, here, True)
+        slicer = self._slicer(self._whole_batches, 0, local, True)
         pieces: list[list[Any]] = [[None] * self._impl.size for _ in self._shapes]
         for piece, pnum, number in slicer.get_slices():
             # The layout counts logical processors, and the program its devices.

@@ -576,12 +576,12 @@ class _Network:
     def logits(self, x: mtf.Tensor) -> mtf.Tensor:
         """Returns the logits, with the dimension label_c in place of image_c."""
         pool, _ = _layer("max_pool{}d", FLAGS.sampled_2d_slices)
-        kept = []
+        of_levels = []
         for depth in range(FLAGS.network_depth):
             if depth:
                 x = pool(x)
             x = self._level(x, "down", depth)
-            kept.append(x)
+            of_levels.append(x)
         for depth in reversed(range(FLAGS.network_depth - 1)):
             channels = f"conv_{depth}_{FLAGS.n_conv_per_block - 1}"
             x = deconv_with_spatial_partition(
@@ -597,7 +597,7 @@ class _Network:
             )
             # The transposed convolution was given the name of these channels, along which both are
             # joined.
-            x = mtf.concat([x, kept[depth]], channels)
+            x = mtf.concat([x, of_levels[depth]], channels)
             x = self._level(x, "up", depth)
         classes = mtf.Dimension("label_c", FLAGS.label_c)
         # Windows of 1 need nothing of neighboring blocks, so this is the layer without halos.

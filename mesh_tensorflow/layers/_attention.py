@@ -535,13 +535,13 @@ def multihead_self_attention_incremental(
             x.mesh, heads, x.shape.dims[-1], kv_channels, master_dtype, slice_dtype, x.dtype
         )
         step = scalar_indices(x.mesh, step_num)
-        here = mtf.one_hot(step, memory_length, dtype=x.dtype)
+        at_step = mtf.one_hot(step, memory_length, dtype=x.dtype)
 
         def written(previous: mtf.Tensor, w: mtf.Tensor) -> mtf.Tensor:
             # An addition to zeros instead of an assignment: the cache is a loop variable that a
             # layout may split, also along the memory.
             new = project(x, w, heads, kv_channels, 0)
-            return previous + mtf.multiply(new, here, output_shape=previous.shape)
+            return previous + mtf.multiply(new, at_step, output_shape=previous.shape)
 
         q = project(x, wq, heads, kv_channels, 0)
         # Before attention reads them, as a position sees itself.
@@ -650,15 +650,15 @@ def masked_local_attention_1d_incremental(
         )
         # The order of entries does not matter to attention without positions, so the oldest is
         # replaced where it lies.
-        here = mtf.one_hot(
+        at_step = mtf.one_hot(
             mtf.mod(scalar_indices(x.mesh, step_num), window.size), window, dtype=x.dtype
         )
 
         def replaced(previous: mtf.Tensor, w: mtf.Tensor) -> mtf.Tensor:
             new = project(x, w, heads, kv_channels, 0)
-            new = mtf.multiply(new, here, output_shape=previous.shape)
+            new = mtf.multiply(new, at_step, output_shape=previous.shape)
             # Not 0 before, unlike in a whole memory: here is the position that leaves the window.
-            return previous * (1.0 - here) + new
+            return previous * (1.0 - at_step) + new
 
         k, v = replaced(prev_k, wk), replaced(prev_v, wv)
         q = project(x, wq, heads, kv_channels, 0)

@@ -442,8 +442,8 @@ class Blocked(mtf.Operation):
         if axis is None or not _ring_attention.has_halves(mesh_impl, self._form.dims):
             return None
         # Where no order hides blocks, work is even already, and an exchange would be for nothing.
-        wanted = self._ring == _ring_attention.ZIGZAG or self._form.order is not None
-        return axis if wanted and self._ring != _ring_attention.CONTIGUOUS else None
+        needs_exchange = self._ring == _ring_attention.ZIGZAG or self._form.order is not None
+        return axis if needs_exchange and self._ring != _ring_attention.CONTIGUOUS else None
 
     @property
     def ring_dims(self) -> tuple[mtf.Dimension, ...]:

@@ -221,8 +221,8 @@ def default_block_sizes(rows: int, length: int, memory: int) -> tuple[int, int]:
     # As if blocks were square, so that many rows shorten both sides and not queries alone.
     while columns > _SHORTEST_BLOCK and rows * columns * columns > _BLOCK_ELEMENTS:
         columns //= 2
-    wanted = _BLOCK_ELEMENTS // max(1, rows * columns)
-    return min(length, max(_SHORTEST_BLOCK, min(wanted, _LONGEST_BLOCK))), columns
+    columns_that_fit = _BLOCK_ELEMENTS // max(1, rows * columns)
+    return min(length, max(_SHORTEST_BLOCK, min(columns_that_fit, _LONGEST_BLOCK))), columns
 
 
 # -- arranging
@@ -236,13 +236,13 @@ def arranged(x: tf.Tensor, names: Sequence[str], order: Sequence[str]) -> tf.Ten
       names: the names of its dimensions.
       order: names that include them.
     """
-    held = [name for name in order if name in names]
-    if held != list(names):
-        x = tf.transpose(x, [list(names).index(name) for name in held])
-    if len(held) == len(order):
+    present = [name for name in order if name in names]
+    if present != list(names):
+        x = tf.transpose(x, [list(names).index(name) for name in present])
+    if len(present) == len(order):
         return x
     sizes = iter(x.shape.as_list())
-    return tf.reshape(x, [next(sizes) if name in held else 1 for name in order])
+    return tf.reshape(x, [next(sizes) if name in present else 1 for name in order])
 
 
 def restored(x: tf.Tensor, order: Sequence[str], names: Sequence[str]) -> tf.Tensor:
@@ -253,10 +253,10 @@ def restored(x: tf.Tensor, order: Sequence[str], names: Sequence[str]) -> tf.Ten
       order: the names of its dimensions, of which those that are not in `names` have size 1.
       names: the names of the dimensions of the result.
     """
-    kept = [name for name in order if name in names]
-    if len(kept) < len(order):
+    present = [name for name in order if name in names]
+    if len(present) < len(order):
         x = tf.reshape(x, [n for n, name in zip(x.shape.as_list(), order) if name in names])
-    return x if kept == list(names) else tf.transpose(x, [kept.index(name) for name in names])
+    return x if present == list(names) else tf.transpose(x, [present.index(name) for name in names])
 
 
 class Block:
@@ -289,12 +289,12 @@ class Block:
         whole = self._of.sizes[2:]
         *front, rows, columns = x.shape.as_list()
         # A term has each dimension whole or with size 1, and 1 stands for all positions alike.
-        held = (rows, columns)
-        cut = [n == full != size for n, full, size in zip(held, whole, self._size)]
+        lengths = (rows, columns)
+        cut = [n == full != size for n, full, size in zip(lengths, whole, self._size)]
         if not any(cut):
             return x
         starts = [start if c else 0 for c, start in zip(cut, self._start)]
-        sizes = [size if c else n for c, size, n in zip(cut, self._size, held)]
+        sizes = [size if c else n for c, size, n in zip(cut, self._size, lengths)]
         return tf.slice(x, [0] * len(front) + starts, front + sizes)
 
     def left_out(self) -> Optional[tf.Tensor]:

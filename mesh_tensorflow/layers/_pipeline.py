@@ -289,8 +289,8 @@ def pipeline(
         fn = fn if again else functools.partial(stage_fn, *inputs)
         # To see what it makes: an assignment would be done in each tick, and with what bubbles
         # compute.
-        returned, made = x.mesh.graph.capture_operations(fn)
-        _check_assigns_nothing(made)
+        returned, operations = x.mesh.graph.capture_operations(fn)
+        _check_assigns_nothing(operations)
         y, *added = returned if isinstance(returned, (list, tuple)) else [returned]
         _check_result(y, state, added, stages_dim)
         return [y, *(run.loss(tick, loss) for loss in added)]
@@ -552,20 +552,20 @@ def _check(
 def _check_parts(
     what: str, w: mtf.Tensor, stages_dim: mtf.Dimension, repeats_dim: Optional[mtf.Dimension]
 ) -> None:
-    wanted = [stages_dim] if repeats_dim is None else [repeats_dim, stages_dim]
-    for d in wanted:
+    needed = [stages_dim] if repeats_dim is None else [repeats_dim, stages_dim]
+    for d in needed:
         own = w.shape.get_dim_by_name(d.name) if d.name in w.shape.dimension_names else None
         if own is not None and own != d:
             raise ValueError(
                 f"pipeline: {what} {w.name} {w.shape} has {d.name}={own.size}, but there are "
                 f"{d.size} {d.name}; stack those of {d.size}, or pass its Dimension"
             )
-    has = [d in w.shape for d in wanted]
+    has = [d in w.shape for d in needed]
     if any(has) and not all(has):
-        missing = wanted[has.index(False)]
+        missing = needed[has.index(False)]
         raise ValueError(
             f"pipeline: {what} {w.name} {w.shape} lacks {missing.name}={missing.size}; in a "
-            f"circular pipeline weights have both {wanted[0].name} and {wanted[1].name}, or "
+            f"circular pipeline weights have both {needed[0].name} and {needed[1].name}, or "
             f"neither"
         )
 

@@ -43,8 +43,8 @@ def _llama3(frequencies: np.ndarray, base: float, numbers: Mapping[str, Any]) ->
     # and between the two shares are mixed (Llama team, "The Llama 3 herd of models", 2024).
     low, high = numbers["low_freq_factor"], numbers["high_freq_factor"]
     turns = numbers[_LENGTH] * frequencies / (2 * math.pi)
-    kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    return frequencies * (kept + (1.0 - kept) / numbers["factor"]), 1.0
+    unscaled = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return frequencies * (unscaled + (1.0 - unscaled) / numbers["factor"]), 1.0
 
 
 def _yarn(frequencies: np.ndarray, base: float, numbers: Mapping[str, Any]) -> _Scaled:
@@ -60,13 +60,13 @@ def _yarn(frequencies: np.ndarray, base: float, numbers: Mapping[str, Any]) -> _
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, 2 * half - 1)
     width = high - low or 0.001  # no division by 0
-    kept = 1.0 - np.clip((np.arange(half) - low) / width, 0.0, 1.0)
+    unscaled = 1.0 - np.clip((np.arange(half) - low) / width, 0.0, 1.0)
     factor = numbers["factor"]
     # Longer sequences spread attention: sharper logits make up for it (equation 22).
     attention = numbers.get("attention_factor")
     if attention is None:
         attention = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
-    return frequencies * (kept + (1.0 - kept) / factor), attention
+    return frequencies * (unscaled + (1.0 - unscaled) / factor), attention
 
 
 def _dynamic(frequencies: np.ndarray, base: float, numbers: Mapping[str, Any]) -> _Scaled:
@@ -195,14 +195,14 @@ class RotaryEmbedding:
                 "scaling=None leaves frequencies as they are"
             )
         _, needed, further = _SCALINGS[kind] if kind else (None, [], [])
-        known = [*needed, *further]
+        allowed = [*needed, *further]
         missing = [name for name in needed if name not in settings]
-        unknown = sorted(settings - {*known})
+        unknown = sorted(settings - {*allowed})
         if missing or unknown:
             raise ValueError(
                 f"RotaryEmbedding: the scaling {kind!r} has "
                 f"{', '.join(sorted(settings)) or 'no numbers'}, but takes "
-                f"{', '.join(known) or 'none'}: "
+                f"{', '.join(allowed) or 'none'}: "
                 + "; ".join(
                     f"{what} {', '.join(names)}"
                     for what, names in (("add", missing), ("leave out", unknown))
@@ -314,8 +314,8 @@ class RotaryEmbedding:
         inside = number < turned
         first = inside & (number // apart % 2 == 0)
         pair = number // 2 if self.interleaved else number % apart
-        known = None if isinstance(length, mtf.Tensor) else length
-        frequencies, factor = self.frequencies(turned, length=known)
+        static_length = None if isinstance(length, mtf.Tensor) else length
+        frequencies, factor = self.frequencies(turned, length=static_length)
         radians = np.where(inside, frequencies[np.where(inside, pair, 0)], 0.0)
         # In float32, since bfloat16 has no 257; the tables are small.
         angle = mtf.to_float(position) * self._of_channels(position, radians, dim)
@@ -347,8 +347,8 @@ class RotaryEmbedding:
         """
         turned = self._turned(dim)
         computed = length if isinstance(length, mtf.Tensor) else None
-        known = None if isinstance(length, mtf.Tensor) else length
-        frequencies, factor = self.frequencies(turned, length=known)
+        static_length = None if isinstance(length, mtf.Tensor) else length
+        frequencies, factor = self.frequencies(turned, length=static_length)
         # By value: each layer of a model may have an object of its own.
         return dim, turned, self.interleaved, frequencies.tobytes(), factor, computed
 

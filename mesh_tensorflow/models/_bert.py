@@ -62,7 +62,7 @@ def form_of(config: Config) -> Form:
     config.must_be("position_embedding_type", "absolute")
     config.must_be("is_decoder", False)
     config.get("tie_word_embeddings")  # that of logits, which an encoder has none of
-    known = activation_of(config, config.get("hidden_act", "gelu"))
+    activation = activation_of(config, config.get("hidden_act", "gelu"))
     hidden = config.multiple("hidden_size", "num_attention_heads")
     heads, blocks = config.number("num_attention_heads"), config.parts("num_hidden_layers")
     positions = config.number("max_position_embeddings")
@@ -78,7 +78,9 @@ def form_of(config: Config) -> Form:
         attention_num_heads=heads,
         attention_probs_dropout_prob=config.get("attention_probs_dropout_prob", 0.1),
         feedforward_intermediate_size=config.number("intermediate_size"),
-        feedforward_intermediate_act=known if callable(known) else getattr(mtf, known),
+        feedforward_intermediate_act=activation
+        if callable(activation)
+        else getattr(mtf, activation),
         type_vocab_size=config.number("type_vocab_size"),
         layer_norm_epsilon=config.real("layer_norm_eps", 1e-12),
     )
@@ -268,9 +270,9 @@ class Pooling(NamedTuple):
         if name is None:
             return ""
         if name not in self.prompts:
-            known = ", ".join(map(repr, self.prompts)) or "none"
+            names = ", ".join(map(repr, self.prompts)) or "none"
             raise ValueError(
-                f"embed: prompt={name!r} is none of the folder's prompts, {known}; write others in "
+                f"embed: prompt={name!r} is none of the folder's prompts, {names}; write others in "
                 "front of each of texts"
             )
         configs = [content for content in self.files.values() if isinstance(content, Mapping)]

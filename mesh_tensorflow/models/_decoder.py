@@ -745,10 +745,10 @@ def rotary_of(
                 f"partial_rotary_factor={fraction!r} is not known for this family: only 1.0 is"
             )
         _complete(config, numbers)
-        made = RotaryEmbedding(base, fraction, scaling=numbers)
+        rotary = RotaryEmbedding(base, fraction, scaling=numbers)
         for length in (0, 2**40):  # numbers that are none are found here
-            made.frequencies(made.turned_channels(key_size), length=length)
-        return made
+            rotary.frequencies(rotary.turned_channels(key_size), length=length)
+        return rotary
     except (TypeError, ValueError) as e:
         text = reason(e)  # without the lines that gin adds
         raise ValueError(f"{config.path}: config.json has unknown rotary positions. {text}") from e

@@ -81,34 +81,34 @@ def rows_of(
             f"examples: {number_cut} are longer than length={length}, and are cut; a larger length "
             "keeps all of them"
         )
-    made = _features(rows, length)
-    if not made["weights"].any():
+    features = _features(rows, length)
+    if not features["weights"].any():
         raise ValueError(
             f"examples: {_name_of(examples)} has no id to learn: those count that come after "
             f"another one within length={length}, and whose weight is not 0, as of a completion or "
             "of what the assistant says"
         )
-    return made
+    return features
 
 
 def _features(rows: Sequence[Sequence[_Example]], length: int) -> dict[str, np.ndarray]:
     shape = [len(rows), length]
-    made = {name: np.zeros(shape, np.int32) for name in ("ids", "sequence_id", "position")}
-    made["weights"] = np.zeros(shape, np.float32)
+    features = {name: np.zeros(shape, np.int32) for name in ("ids", "sequence_id", "position")}
+    features["weights"] = np.zeros(shape, np.float32)
     for i, row in enumerate(rows):
         begin = 0
         # From 1, as 0 is that of padding.
         for number, (ids, weights) in enumerate(row, 1):
-            here = slice(begin, begin + len(ids))
-            made["ids"][i, here] = ids
-            made["weights"][i, here] = weights
-            made["sequence_id"][i, here] = number
+            place = slice(begin, begin + len(ids))
+            features["ids"][i, place] = ids
+            features["weights"][i, place] = weights
+            features["sequence_id"][i, place] = number
             # Each example begins at position 0, wherever in the row it is.
-            made["position"][i, here] = range(len(ids))
+            features["position"][i, place] = range(len(ids))
             # Nothing of it comes before the first id.
-            made["weights"][i, begin] = 0.0
+            features["weights"][i, begin] = 0.0
             begin += len(ids)
-    return made
+    return features
 
 
 def _name_of(examples: Examples) -> str:
@@ -293,17 +293,17 @@ def _said(
     # Where it is the last one, its end is that of all; and where the model would begin to say it,
     # if it is not the first one: many templates refuse a conversation of nothing.
     alone = tokenizer.chat(messages[: i + 1], answers=False)
-    asked = tokenizer.chat(messages[:i]) if i else []
+    before = tokenizer.chat(messages[:i]) if i else []
     changed = other(messages)
     if changed == ids:  # a template writes calls of tools without the content
-        begin, finish = _shared(asked, ids), _shared(alone, ids)
+        begin, finish = _shared(before, ids), _shared(alone, ids)
     else:
         # By the content, as a message may be another one where it is the last: some templates leave
         # out, of earlier answers, what the model thought, or move the system's message.
         content, last = _difference(ids, changed), _difference(alone, other(messages[: i + 1]))
         begin = content.start
         finish = content.stop + _shared(alone[last.stop :], ids[content.stop :])
-    return slice(len(asked) if i and ids[: len(asked)] == asked else begin, finish)
+    return slice(len(before) if i and ids[: len(before)] == before else begin, finish)
 
 
 def _shared(a: Sequence[int], b: Sequence[int]) -> int:

@@ -215,9 +215,9 @@ def _check(
 def _check_schedule(rate: Any, schedule: Optional[str], warmup_steps: int) -> None:
     """Raises ValueError for a schedule that is not known, or of a rate that has one already."""
     if schedule is not None and schedule not in _FALLS:
-        known = " or ".join(map(repr, _FALLS))
+        names = " or ".join(map(repr, _FALLS))
         raise ValueError(
-            f"finetune: schedule={schedule!r} is not known; give {known}, or None for a rate that "
+            f"finetune: schedule={schedule!r} is not known; give {names}, or None for a rate that "
             "stays; learning_rate takes any function of the step"
         )
     if (schedule is not None or warmup_steps) and not is_real(rate):
@@ -362,8 +362,8 @@ def _adapters_of(
                 f"finetune: lora={text!r} is no folder of adapters, such as save_adapters writes, "
                 "and no list of parts with a rank, such as 'q,v:8'"
             )
-        made = Lora.of(text, form)
-        return made, made.begin(form, seed)
+        lora_ = Lora.of(text, form)
+        return lora_, lora_.begin(form, seed)
     if freeze is None:
         return None, {}
     try:

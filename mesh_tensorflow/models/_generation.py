@@ -164,10 +164,10 @@ def ends_of(
       ValueError: something is neither an id of the model nor a text, or there are texts without a
         tokenizer.
     """
-    given: Any = stop.tolist() if isinstance(stop, np.ndarray) else stop
+    value: Any = stop.tolist() if isinstance(stop, np.ndarray) else stop
     # A text is a Sequence too, of its letters.
-    is_one = isinstance(given, (str, bytes)) or not isinstance(given, Sequence)
-    ends = [] if given is None else [given] if is_one else given
+    is_one = isinstance(value, (str, bytes)) or not isinstance(value, Sequence)
+    ends = [] if value is None else [value] if is_one else value
     texts = [end for end in ends if isinstance(end, str)]
     ids: list[Any] = [end for end in ends if not isinstance(end, str)]
     for end in ids:
@@ -263,11 +263,11 @@ class Listener:
     def _of_row(self, row: int, id_: int, step: int) -> bool:
         if row >= len(self._ids):
             return True
-        known, ended = self._ids[row], self._ended[row]
-        if len(known) == step:
-            known.append(int(id_))
-            ended.append(self._ends(known))
-            self._tell(known)
+        ids, ended = self._ids[row], self._ended[row]
+        if len(ids) == step:
+            ids.append(int(id_))
+            ended.append(self._ends(ids))
+            self._tell(ids)
         return ended[step] or self._closed
 
     def _ends(self, ids: list[int]) -> bool:
@@ -535,11 +535,11 @@ class Generator:
                 (search.num_beams, new, float(search.length_penalty), search.early_stopping),
             )
         n = search.num_return_sequences
-        kept = beams.numpy()[: len(rows), :n, :max_new_tokens].tolist()
+        found = beams.numpy()[: len(rows), :n, :max_new_tokens].tolist()
         cut = list if listener is None else listener.cut
         return [
             [(cut(_up_to(ends, beam)), score) for beam, score in zip(*both)]
-            for both in zip(kept, scores.numpy().tolist())
+            for both in zip(found, scores.numpy().tolist())
         ]
 
     def _lowered_search(

@@ -173,7 +173,7 @@ class GgufFile:
                 f"{self.path}: its architecture is {architecture!r}, which is none of "
                 f"{', '.join(_ARCHITECTURES)}"
             )
-        self._architecture, known = architecture, _ARCHITECTURES[architecture]
+        self._architecture, table = architecture, _ARCHITECTURES[architecture]
 
         read: set[str] = set()
 
@@ -182,26 +182,26 @@ class GgufFile:
             return fields.get(f"{architecture}.{name}")
 
         if architecture == "llama" and field("expert_count"):
-            known = _MIXTRAL
+            table = _MIXTRAL
         if architecture == "olmo2" and field("attention.sliding_window"):
             raise ValueError(f"{self.path}: it is an OLMo 3, whose windows are not known")
         config: dict[str, Any] = {
-            "model_type": known.model_type,
+            "model_type": table.model_type,
             # Writers leave logits out that are those of the embedding; no metadata say so.
             "tie_word_embeddings": "output.weight" not in self._stored,
-            **{name: tensor in self._stored for name, tensor in known.biases.items()},
-            **known.fixed,
+            **{name: tensor in self._stored for name, tensor in table.biases.items()},
+            **table.fixed,
         }
         embedding = "token_embd.weight"
         # By the table itself: the number is not among the metadata of many files.
         if embedding in self._stored:
             config["vocab_size"] = self._sizes(embedding)[0]
-        fields_of_file = {ours: field(theirs) for ours, theirs in known.fields.items()}
+        fields_of_file = {ours: field(theirs) for ours, theirs in table.fields.items()}
         fields_of_file |= {name: fields.get(f"tokenizer.ggml.{name}") for name in _IDS}
         config |= {name: value for name, value in fields_of_file.items() if value is not None}
         if not config.get("sliding_window"):
             config.pop("sliding_window", None)  # 0 for none
-        channels, heads = known.sizes
+        channels, heads = table.sizes
         self._heads: tuple[Any, Any] = (
             config.get(heads),
             config.get("num_key_value_heads", config.get(heads)),
@@ -211,7 +211,7 @@ class GgufFile:
         config |= self._scaling(field, config)
         begin = f"{architecture}."
         own = {n.removeprefix(begin): v for n, v in fields.items() if n.startswith(begin)}
-        self._tell_unknown({name: v for name, v in own.items() if name not in read}, config, known)
+        self._tell_unknown({name: v for name, v in own.items() if name not in read}, config, table)
         return config
 
     def _tell_unknown(
@@ -227,14 +227,14 @@ class GgufFile:
         size = config.get("head_dim", channels // heads if channels and heads else None)
         sizes = dict.fromkeys(("attention.value_length", "rope.dimension_count"), size)
         meant = {**sizes, "attention.causal": True, "expert_count": 0, "expert_used_count": 0}
-        told = [
+        untold = [
             f"{self._architecture}.{name}={value!r}"
             for name, value in unknown.items()
             if name not in _OF_NO_MATTER and (name not in meant or value != meant[name])
         ]
-        if told:
+        if untold:
             slip(
-                f"{self.path}: its metadata have {first_names(told)}, which is not known here of "
+                f"{self.path}: its metadata have {first_names(untold)}, which is not known here of "
                 f"the architecture {self._architecture!r}, and ignored. If the model computes "
                 "something else with it, take another file, or the folder of Hugging Face"
             )

@@ -192,10 +192,10 @@ class LanguageModel(Pretrained):
             # Computed again: what ids were drawn from had a temperature, or was cut.
             wholes = [[*row, *ids] for row, of in zip(rows, continuations) for ids, _ in of]
             log_probs = iter(self._generator.log_probs(wholes))
-            for row, of, made in zip(rows, continuations, results):
+            for row, of, answers in zip(rows, continuations, results):
                 for i, (ids, score) in enumerate(of):
-                    text = made[i] if isinstance(made[i], str) else None
-                    made[i] = Generated(ids, text, next(log_probs)[len(row) - 1 :], score)
+                    text = answers[i] if isinstance(answers[i], str) else None
+                    answers[i] = Generated(ids, text, next(log_probs)[len(row) - 1 :], score)
         return results if n > 1 else [of[0] for of in results]
 
     @explained(_NAMES_OF_GENERATE, names_taken(generate))
@@ -414,8 +414,8 @@ class LanguageModel(Pretrained):
             # As the targets: by where the id before each is. First ids of examples weigh nothing.
             return losses, mtf.cast(mtf.shift(weights, -1, length, wrap=False), losses.dtype)
         # The last position has no id behind it.
-        known = mtf.less(mtf.range(mesh, length, tf.int32), length.size - 1)
-        return losses, mtf.cast(known, losses.dtype)
+        has_next = mtf.less(mtf.range(mesh, length, tf.int32), length.size - 1)
+        return losses, mtf.cast(has_next, losses.dtype)
 
     def merge(self, adapters: Union[str, os.PathLike[str]]) -> None:
         """Adds low-rank adapters to the weights, as of the package PEFT or of `finetune`.
@@ -455,8 +455,8 @@ class LanguageModel(Pretrained):
         right = 0
         for i in range(0, len(pairs), batch_size):
             batch = pairs[i : i + batch_size]
-            made = self.generate([prompt for prompt, _ in batch], max_new_tokens)
-            right += sum(_same(found, answer) for found, (_, answer) in zip(made, batch))
+            answers = self.generate([prompt for prompt, _ in batch], max_new_tokens)
+            right += sum(_same(found, answer) for found, (_, answer) in zip(answers, batch))
         return right / len(pairs)
 
     def examples(self, examples: Examples, length: int, pack: bool = True) -> dict[str, np.ndarray]:

@@ -125,16 +125,16 @@ class Lora:
             raise ValueError(
                 f"lora={text!r} has rank {rank}, and no kernel needs more than {_MOST}"
             )
-        known = {part for weight in form.weights if (part := _part_of(weight))}
+        parts = {part for weight in form.weights if (part := _part_of(weight))}
         if targets == ["all"]:
             # The logits are not among the layers, and a large vocabulary would make theirs large.
             # Routers have none in PEFT, where they are no linear layers.
-            targets = sorted(known - {"logits", _ROUTER})
-        unknown = [part for part in targets if part not in known]
+            targets = sorted(parts - {"logits", _ROUTER})
+        unknown = [part for part in targets if part not in parts]
         if unknown:
             raise ValueError(
                 f"lora={text!r}: the model has no {', '.join(unknown)}; it has "
-                f"{', '.join(sorted(known))}"
+                f"{', '.join(sorted(parts))}"
             )
         inputs = {w.ours: _inputs(w) for w in form.weights if _part_of(w) in targets}
         return cls(rank, float(match[3] or 2 * rank), inputs)

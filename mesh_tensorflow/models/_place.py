@@ -206,14 +206,14 @@ class Place:
                 with never_compiled():
                     return fn(*args)
 
-            made = function(uncompiled, store=store)
+            program = function(uncompiled, store=store)
             # A trace for each shape and set of arguments is meant, and several models share this
             # code: TensorFlow's warning, made for a tf.function in a loop, would tell users of it.
             # Nothing public turns it off: `reduce_retracing` makes sizes unknown, which programs
             # need; functions of one trace each are counted as one, since they have one code; and
             # `get_concrete_function`, which is not counted, would look for the trace twice a call.
-            made.tf_function._omit_frequent_tracing_warning = True
-            return made
+            program.tf_function._omit_frequent_tracing_warning = True
+            return program
         compiled = pjrt().function(fn, store=store, **self._layout_arguments)
 
         def call(*args: Any) -> Any:
@@ -401,8 +401,8 @@ def _check_own(what: str, devices: Sequence[str]) -> None:
     for device in devices:
         if (spec := device_spec(device)).job in (None, "localhost"):
             continue
-        there = [device_spec(known.name) for known in tf.config.list_logical_devices()]
-        if not any(spec.job == one.job and spec.task == one.task for one in there):
+        own = [device_spec(known.name) for known in tf.config.list_logical_devices()]
+        if not any(spec.job == one.job and spec.task == one.task for one in own):
             raise ValueError(
                 f"{what}: devices has {device!r}, and the calls of a model run on devices of their "
                 "own process. With mesh_impl='pjrt' several processes share them: start these with "

@@ -255,16 +255,16 @@ def _environment() -> Any:
 
     # A template is code of whoever wrote the folder.
     # Line breaks around blocks are left out, as transformers does, for which they are written.
-    made = sandbox.ImmutableSandboxedEnvironment(
+    environment = sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Answers, jinja2.ext.loopcontrols]
     )
     # jinja2's own is for pages of the web, and writes "<" as an escape.
-    made.filters["tojson"] = to_json
-    made.globals |= {
+    environment.filters["tojson"] = to_json
+    environment.globals |= {
         "raise_exception": refuse,
         "strftime_now": lambda form: datetime.datetime.now().strftime(form),
     }
-    return made
+    return environment
 
 
 # A conversation of a training is rendered several times for each answer in it, and to compile a
@@ -395,20 +395,20 @@ def of_folder(path: str) -> Optional[Tokenizer]:
     import tokenizers
 
     try:
-        made = tokenizers.Tokenizer.from_file(file)
+        tokenizer = tokenizers.Tokenizer.from_file(file)
     except Exception as error:  # the package has none of its own
         check_no_pointer(file)
         raise ValueError(f"{file} is damaged: {error}") from error
     # Some have lengths of their training here, to which all texts would be cut or filled up.
-    made.no_truncation()
-    made.no_padding()
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     settings_file = os.path.join(path, _SETTINGS)
     settings = read_json(settings_file) if os.path.isfile(settings_file) else {}
     templates = _templates(path, settings)
     template = templates.pop(_DEFAULT, None)
     named = _named_tokens(path, settings)
     settings.pop("chat_template", None)
-    return Tokenizer(made, template, named, templates, settings)
+    return Tokenizer(tokenizer, template, named, templates, settings)
 
 
 def of_gguf(metadata: Mapping[str, Any], where: str = "the GGUF file") -> Optional[Tokenizer]:
@@ -444,7 +444,7 @@ def _of_byte_pairs(metadata: Mapping[str, Any], split: _Split) -> Tokenizer:
     tokens = metadata["ggml.tokens"]
     vocabulary = {token: i for i, token in enumerate(tokens)}
     merges = [tuple(pair.split(" ")) for pair in metadata["ggml.merges"]]
-    made = tokenizers.Tokenizer(
+    tokenizer = tokenizers.Tokenizer(
         models.BPE(vocab=vocabulary, merges=merges, ignore_merges=split.whole)
     )
     of_gpt2 = split.pattern is None
@@ -453,14 +453,14 @@ def _of_byte_pairs(metadata: Mapping[str, Any], split: _Split) -> Tokenizer:
         steps.insert(0, pre_tokenizers.Split(tokenizers.Regex(split.pattern), "isolated"))
     if split.digits:
         steps.insert(0, pre_tokenizers.Digits(individual_digits=True))
-    made.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    made.decoder = decoders.ByteLevel()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    tokenizer.decoder = decoders.ByteLevel()
     if split.composed:
-        made.normalizer = normalizers.NFC()
+        tokenizer.normalizer = normalizers.NFC()
     types = metadata.get("ggml.token_type", [])
     for kind, special in ((_CONTROL, True), (_WHOLE, False)):
         tokens_of_kind = [token for token, t in zip(tokens, types) if t == kind]
-        made.add_tokens(
+        tokenizer.add_tokens(
             [tokenizers.AddedToken(t, special=special, normalized=False) for t in tokens_of_kind]
         )
     ids = {name: metadata.get(f"ggml.{name}_id") for name in _BEGIN_AND_END}
@@ -476,13 +476,13 @@ def _of_byte_pairs(metadata: Mapping[str, Any], split: _Split) -> Tokenizer:
     }
     before, after = ([named[n]] if added[n] and n in named else [] for n in _BEGIN_AND_END)
     if before or after:
-        made.post_processor = processors.TemplateProcessing(
+        tokenizer.post_processor = processors.TemplateProcessing(
             single=[*before, "$A", *after],
             special_tokens=[(token, vocabulary[token]) for token in {*before, *after}],
         )
     # Else transformers would make a tokenizer of the vocabulary as the family usually has it.
     settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    return Tokenizer(made, metadata.get("chat_template"), named, settings=settings)
+    return Tokenizer(tokenizer, metadata.get("chat_template"), named, settings=settings)
 
 
 def _is_installed() -> bool:

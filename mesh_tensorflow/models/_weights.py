@@ -43,13 +43,13 @@ class Weights(Mapping[str, np.ndarray]):
         """
         self._folder = folder
         form = _named_as_in(folder, form)
-        there = set(folder)
+        names = set(folder)
         # What a folder may lack is of no use here: its variables begin with their initializers.
         self.form = form._replace(
             weights=[
                 w
                 for w in form.weights
-                if w.theirs in there or not re.search(form.optional, w.theirs)
+                if w.theirs in names or not re.search(form.optional, w.theirs)
             ]
         )
         self._weights = {weight.ours: weight for weight in self.form.weights}
@@ -60,20 +60,20 @@ class Weights(Mapping[str, np.ndarray]):
         expected = {
             name: weight for weight in self._weights.values() for name in names_of(weight, sizes)
         }
-        there = {name for name in self._folder if not re.search(self.form.ignored, name)}
-        copies = there & self.form.copies.keys()
-        there -= copies
+        names = {name for name in self._folder if not re.search(self.form.ignored, name)}
+        copies = names & self.form.copies.keys()
+        names -= copies
         problems = []
-        missing, extra = sorted(expected.keys() - there), sorted(there - expected.keys())
+        missing, extra = sorted(expected.keys() - names), sorted(names - expected.keys())
         if missing:
             problems.append(f"missing: {first_names(missing)}")
         if extra:
             problems.append(f"without a place in the model: {first_names(extra)}")
         # By headers alone, so that a folder of another model is refused before anything is read.
-        for name in sorted(expected.keys() & there):
+        for name in sorted(expected.keys() & names):
             axes = _axes(expected[name], sizes)
-            shape, wanted = list(self._folder.shape(name)), [axis.size for axis in axes]
-            if shape != wanted:
+            shape, expected_shape = list(self._folder.shape(name)), [axis.size for axis in axes]
+            if shape != expected_shape:
                 text = ", ".join(f"{axis.text}={axis.size}" for axis in axes)
                 problems.append(f"{name} has shape {shape} instead of [{text}]")
         if problems:
@@ -191,16 +191,16 @@ class Weights(Mapping[str, np.ndarray]):
 
 def _named_as_in(folder: Union[Folder, GgufFile], form: Form) -> Form:
     """Returns the Form with the names of a folder: without the prefix, or with older endings."""
-    there = set(folder)
+    names = set(folder)
     # Folders of a model without logits, as GPT-2's first ones and most of BERT's, lack it.
-    has_prefix = any(name.startswith(form.prefix) for name in there)
+    has_prefix = any(name.startswith(form.prefix) for name in names)
 
     def named(theirs: str) -> str:
         name = theirs if has_prefix else theirs.removeprefix(form.prefix)
         older = [
             name.removesuffix(end) + old for end, old in form.older.items() if name.endswith(end)
         ]
-        return next((n for n in older if n in there and name not in there), name)
+        return next((n for n in older if n in names and name not in names), name)
 
     return form._replace(weights=[w._replace(theirs=named(w.theirs)) for w in form.weights])
 

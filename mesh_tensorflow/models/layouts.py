@@ -205,16 +205,16 @@ def _step(form: Form, choice: Choice, batch: int, length: int) -> Program:
     tf.train.get_or_create_global_step()
     mesh = mtf.Mesh(mtf.Graph(), "mesh")
     # Groups of tokens, for experts, are smaller than what a processor has in any layout.
-    made = form.model(mtf.convert_to_layout_rules(""), mtf.Shape([]))
-    made.layer_stack.recompute_grads = choice.recompute
-    made.layer_stack.sequence_parallel = choice.sequence_parallel
+    model = form.model(mtf.convert_to_layout_rules(""), mtf.Shape([]))
+    model.layer_stack.recompute_grads = choice.recompute
+    model.layer_stack.sequence_parallel = choice.sequence_parallel
     rows = mtf.convert_to_shape(f"batch:{batch},length:{length}")
     ids = mtf.import_tf_tensor(mesh, tf.zeros(rows.to_integer_list, tf.int32), rows, name="ids")
 
     def loss_of(ids: mtf.Tensor) -> mtf.Tensor:
         inputs = mtf.shift(ids, 1, ids.shape.dims[-1], wrap=False)
         with mtf.precision("mixed_bfloat16"):
-            _, loss = made.call_simple(inputs, ids, compute_loss=True, mode="train")
+            _, loss = model.call_simple(inputs, ids, compute_loss=True, mode="train")
         return loss
 
     accumulated = accumulate_gradients(loss_of, ids, rows.dims[0], choice.microbatches)

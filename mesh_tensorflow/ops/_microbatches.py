@@ -184,9 +184,9 @@ class Kinds:
             before = joined
         sums = [self[y] for y in op.body_outputs[n:]]
         # A function of totals cannot be computed after this loop, if an iteration computes it.
-        known = ("rows", "same", "drawn", "mean", "sum", "unknown")
+        names = ("rows", "same", "drawn", "mean", "sum", "unknown")
         why = f"it is computed in the loop {op.name}"
-        results = [k if k.name in known else Kind("unknown", why=why) for k in [*before, *sums]]
+        results = [k if k.name in names else Kind("unknown", why=why) for k in [*before, *sums]]
         self._kinds.update(zip(op.outputs, results))
 
     def _kind(self, op: Operation, y: Tensor, kinds: Sequence[Kind], index: int) -> Kind:

@@ -123,15 +123,15 @@ class Precision:
     master_dtype: Union[str, tf.DType] = "float32"
 
     def __post_init__(self) -> None:
-        for name, given in vars(self).items():
+        for name, value in vars(self).items():
             try:
-                dtype = tf.as_dtype(given)
+                dtype = tf.as_dtype(value)
             except TypeError:
                 dtype = None
             if dtype not in (tf.float32, tf.bfloat16):
                 why = _NO_FLOAT16 if dtype == tf.float16 else ""
                 raise ValueError(
-                    f"Precision: {name} must be 'float32' or 'bfloat16', not {given!r}{why}"
+                    f"Precision: {name} must be 'float32' or 'bfloat16', not {value!r}{why}"
                 )
             # The dataclass is frozen. As names, tf.bfloat16 and "bfloat16" make equal settings.
             object.__setattr__(self, name, dtype.name)
@@ -473,8 +473,8 @@ class Variable(Operation):
             )
         # Else initializers and savers would still find the old one there.
         for name in (tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.TRAINABLE_VARIABLES):
-            known = tf.get_collection_ref(name)
-            known[:] = [v for v in known if v is not self._master]
+            collected = tf.get_collection_ref(name)
+            collected[:] = [v for v in collected if v is not self._master]
         self._master = master
 
     def assign_to_slices(self, assign_fn: Callable, values: Sequence[tf.Tensor]) -> tf.Operation:
@@ -518,21 +518,21 @@ class Variable(Operation):
         self._laid_out = weakref.ref(laid_out)
         # Where nothing of the step is waited for: the value is that of the step's beginning.
         with mesh_impl.at_beginning():
-            held = self._read_once(lowering, laid_out.laid_out_tensor)
-            value = self.cast_to_activation(mesh_impl, held)
+            stored = self._read_once(lowering, laid_out.laid_out_tensor)
+            value = self.cast_to_activation(mesh_impl, stored)
         lowering.set_tensor_lowering(self.value, value)
         kind = "trainable" if self._trainable else "untrainable"
         lowering.add_counter(f"variables/{kind}", self.size)
 
-    def _read_once(self, lowering: mtf.Lowering, held: LaidOutLike) -> LaidOutLike:
+    def _read_once(self, lowering: mtf.Lowering, stored: LaidOutLike) -> LaidOutLike:
         """Returns a value whose slices are tensors: those that it has, or those of tf variables.
 
         A mesh implementation of the user's own may have variables for slices. Each use would read
         them anew, perhaps after an assignment: they are read once, and assignments wait for that.
         """
-        slices = held.to_laid_out_tensor().all_slices
+        slices = stored.to_laid_out_tensor().all_slices
         if not any(isinstance(t, (tf2.Variable, WholeVariable)) for t in slices):
-            return held
+            return stored
         mesh_impl = lowering.mesh_impl(self)
         if self._store is not None and any(isinstance(t, tf2.Variable) for t in slices):
             raise ValueError(
@@ -541,7 +541,7 @@ class Variable(Operation):
                 "code their values would be lost. Build the program in a tf.Graph and run it in a "
                 "tf.Session, or use a mesh implementation of this package"
             )
-        values = _values_of(mesh_impl, held)
+        values = _values_of(mesh_impl, stored)
         if not tf.executing_eagerly():
             lowering.first_reads[self] = [t.op for t in values.to_laid_out_tensor().all_slices]
         return values
@@ -811,7 +811,7 @@ def read_now(lowering: Lowering, variable: Variable) -> LaidOutLike:
     return _values_of(lowering.mesh_impl(variable), laid_out.laid_out_tensor)
 
 
-def _values_of(mesh_impl: MeshImpl, held: LaidOutLike) -> LaidOutLike:
+def _values_of(mesh_impl: MeshImpl, stored: LaidOutLike) -> LaidOutLike:
     """Returns the values that tf variables have at this point of the program."""
 
     def value_of(v: tf.Variable) -> tf.Tensor:
@@ -819,7 +819,7 @@ def _values_of(mesh_impl: MeshImpl, held: LaidOutLike) -> LaidOutLike:
         is_memory = isinstance(v, tf.Variable) and not hasattr(v, "handle")
         return tf.raw_ops.DeepCopy(x=v) if is_memory else tf.identity(v)
 
-    return mesh_impl.slicewise(value_of, held)
+    return mesh_impl.slicewise(value_of, stored)
 
 
 def note_read(lowering: Lowering, variable: Variable, value: LaidOutLike) -> None:

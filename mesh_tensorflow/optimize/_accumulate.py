@@ -382,8 +382,8 @@ def _by_terms(
             for term, d, each in zip(terms, outer, grads)
             if d is not None
         ]
-        known = [x for x in (*summands, direct[i]) if x is not None]
-        of_loss.append(mtf.add_n(known) if known else None)
+        summed = [x for x in (*summands, direct[i]) if x is not None]
+        of_loss.append(mtf.add_n(summed) if summed else None)
     return of_loss
 
 

@@ -94,18 +94,18 @@ def rate_now(rate: Rate) -> Any:
     """
     if isinstance(rate, mtf.Tensor) or not callable(rate):
         return rate
-    known = _values_now.get()
+    rates = _values_now.get()
     # Outside of `apply_grads` nothing is kept, as the next call may be in another tf graph.
-    known = {} if known is None else known
+    rates = {} if rates is None else rates
     try:
         hash(rate)
         key = rate  # equal ones are one, as the bound methods of each access are
     except TypeError:
         key = id(rate)
-    if key not in known:
+    if key not in rates:
         # With the schedule, since another object could have the id of one that is gone.
-        known[key] = rate, rate(tf.cast(steps_done(), tf.float32))
-    return known[key][1]
+        rates[key] = rate, rate(tf.cast(steps_done(), tf.float32))
+    return rates[key][1]
 
 
 def scalar_like(value: Rate, x: mtf.Tensor) -> Union[float, mtf.Tensor]:

@@ -285,9 +285,9 @@ def make_cpus(number: int) -> None:
     """
     # The setting is for one process, and each has its share of the mesh.
     number = -(-number // process_count())
-    known = getattr(jax.config, "jax_num_cpu_devices", -1)
+    count = getattr(jax.config, "jax_num_cpu_devices", -1)
     # A number that the user has set by XLA's flag stays.
-    if known < number and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    if count < number and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         # If there are devices already, a mesh of too many says so.
         with contextlib.suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", number)

@@ -169,9 +169,9 @@ def part_function(variable: Variable) -> Callable[[tuple[slice, ...]], np.ndarra
         # For an operation without a seed: parts that are made apart have to be of one draw.
         drawn = np.random.SeedSequence().generate_state(2)
         flat = _Flat(first(), (int(drawn[0]), int(drawn[1])))
-        known = flat.is_known(sizes)
+        is_held = flat.is_known(sizes)
     # An initializer of the user's own: the whole value is made in each process, which then cuts it.
-    if not known:
+    if not is_held:
         whole = first().numpy()
         return lambda index: whole[index]
     cached: list[Any] = [None, None]  # copies of a part follow each other
@@ -303,11 +303,11 @@ def check_together(
       CheckpointError: there is no such checkpoint, it is damaged, or it lacks variables or has them
         in other shapes.
     """
-    wanted = {n: Wanted(v.shape, dtype) for n, (dtype, v) in variables.items()}
+    expected = {n: Wanted(v.shape, dtype) for n, (dtype, v) in variables.items()}
     specs = {n: own_specs(v) for n, (_, v) in variables.items()}
 
     def check() -> None:
-        check_checkpoint(path, wanted, specs)
+        check_checkpoint(path, expected, specs)
         check_checkpoint(path, _in_file(path, tracked), read=True)
 
     if not done_in_all(check):
@@ -319,8 +319,8 @@ def check_together(
 
 def _in_file(path: str, tracked: Mapping[str, tf.Variable]) -> dict[str, tf.Variable]:
     """Returns those variables of TensorFlow that a checkpoint has."""
-    there = {name for name, _ in tf.train.list_variables(path)} if tracked else ()
-    return {name: v for name, v in tracked.items() if name in there}
+    names = {name for name, _ in tf.train.list_variables(path)} if tracked else ()
+    return {name: v for name, v in tracked.items() if name in names}
 
 
 def read_arrays(path: str, variables: _Restored) -> Iterator[tuple[str, jax.Array]]:
@@ -428,10 +428,10 @@ class ArrayStore(VariableStore):
                 f"variable {variable.name!r} is lowered with {mesh_impl!r}, but the function of "
                 f"mtf.pjrt runs on {trace.mesh_impl!r}. Lower programs with mtf.pjrt.mesh_impl()"
             )
-        name, known = variable.name, self._known.form(variable.name)
+        name, earlier = variable.name, self._known.form(variable.name)
         form = form_of(variable, trace.mesh_impl)
-        if known is not None and (known.shape, known.dtype) != (form.shape, form.dtype):
-            raise ValueError(differs(name, known, form, False))
+        if earlier is not None and (earlier.shape, earlier.dtype) != (form.shape, form.dtype):
+            raise ValueError(differs(name, earlier, form, False))
         if name not in trace.variables:
             trace.variables[name] = ValueOfVariable(variable, form)
         # One value for all processors: it is XLA that splits it, and not the Lowering.
@@ -468,9 +468,9 @@ class ArrayStore(VariableStore):
         read = new if not self._arrays else set(new) & self._names_there
         arrays: dict[str, jax.Array] = {}
         if self._checkpoint is not None and read:
-            there = {n: (values[n].variable.master_dtype, new[n]) for n in new if n in read}
-            check_together(self._checkpoint, there)
-            arrays.update(read_arrays(self._checkpoint, there))
+            saved = {n: (values[n].variable.master_dtype, new[n]) for n in new if n in read}
+            check_together(self._checkpoint, saved)
+            arrays.update(read_arrays(self._checkpoint, saved))
         for name, wanted in new.items():
             if name not in arrays:
                 part: Any = self._given_part(values[name])
@@ -514,7 +514,7 @@ class ArrayStore(VariableStore):
         """
         with self.lock:
             masters = self.masters
-            wanted = {
+            expected = {
                 name: (
                     masters[name].dtype.base_dtype,
                     # Without its memory.
@@ -524,9 +524,9 @@ class ArrayStore(VariableStore):
             }
             # All is read before any is changed, and then again: the devices may have no memory for
             # two values of each variable.
-            check_together(path, wanted, self._known.saved.tracked)
+            check_together(path, expected, self._known.saved.tracked)
             with deferred():
-                for name, array in read_arrays(path, wanted):
+                for name, array in read_arrays(path, expected):
                     self._arrays[name] = array
                 tracked = _in_file(path, self._known.saved.tracked)
                 with reading(path) as reader:  # by a session, in which nothing eager is assigned

@@ -309,17 +309,17 @@ def operations_of(whole: tf.GraphDef, names: Collection[str]) -> tf.GraphDef:
       names: the names of the operations. What they take from others has to be fed.
     """
     # With the library, in which the bodies of loops and conditions are.
-    kept = tf.GraphDef(versions=whole.versions, library=whole.library)
+    subgraph = tf.GraphDef(versions=whole.versions, library=whole.library)
     for node in whole.node:
         if node.name in names:
-            kept.node.append(node)
+            subgraph.node.append(node)
             # What is fed is there when the program begins, and no operation to wait for.
             inputs = [x for x in node.input if not x.startswith("^") or x[1:] in names]
-            kept.node[-1].input[:] = inputs
+            subgraph.node[-1].input[:] = inputs
             # Gradients ask to be where other operations are, which may not be kept. XLA compiles
             # all of them into one program.
-            kept.node[-1].attr.pop("_class", None)
-    return kept
+            subgraph.node[-1].attr.pop("_class", None)
+    return subgraph
 
 
 def imported(
@@ -381,9 +381,9 @@ def _as_tensor(value: Any) -> Optional[tf.Tensor]:
 
 def _check_captures(graph: Any) -> None:
     """Raises an error if the program uses a tf.Variable, or another resource of TensorFlow."""
-    known = {v.handle.ref(): v.name for v in graph.variables}
+    names = {v.handle.ref(): v.name for v in graph.variables}
     resources = [
-        known.get(outer.ref(), inner.name)
+        names.get(outer.ref(), inner.name)
         for outer, inner in graph.captures
         if inner.dtype == tf.resource
     ]

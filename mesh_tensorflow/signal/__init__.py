@@ -326,8 +326,8 @@ def _shifted(what: str, x: Tensor, dims: _Dims, sign: int) -> Tensor:
         dims = x.shape.dims
     # A Dimension is a tuple as well.
     several = isinstance(dims, (list, tuple)) and not isinstance(dims, Dimension)
-    given: Any = dims if several else [dims]
-    for d in given:
+    several_dims: Any = dims if several else [dims]
+    for d in several_dims:
         d = given_dimension(what, x, d)
         # Of odd sizes one half has an element more.
         offset = d.size // 2 if sign > 0 else -(d.size // 2)

@@ -510,11 +510,11 @@ def _mesh_axes(mesh_impl: MeshImpl, begin: Shape, end: Shape) -> list[int]:
     """
     layout = mesh_impl.tensor_layout(end)
     joint = [axis for axis in layout if isinstance(axis, JointAxis)]
-    taken = {*single_axes(layout)}
+    used = {*single_axes(layout)}
     joint += [
         axis
         for axis in mesh_impl.tensor_layout(begin)
-        if isinstance(axis, JointAxis) and not taken.intersection(axis.axes)
+        if isinstance(axis, JointAxis) and not used.intersection(axis.axes)
     ]
     apart = {*single_axes(joint)}
     return [*(axis for axis in range(mesh_impl.ndims) if axis not in apart), *joint]

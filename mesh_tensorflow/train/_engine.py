@@ -227,9 +227,9 @@ class _SessionProgram:
     def free(self) -> None:
         """Frees the variables, for which nothing can be run any more."""
         with self.graph.as_default():
-            held = [op for op in self.graph.get_operations() if op.type == "VarHandleOp"]
+            handles = [op for op in self.graph.get_operations() if op.type == "VarHandleOp"]
             freed = []
-            for op in held:
+            for op in handles:
                 with tf.device(op.device):
                     freed.append(tf.raw_ops.DestroyResourceOp(resource=op.outputs[0]))
         # Several processes have handles of what the first one has, and one frees it first.
@@ -719,8 +719,8 @@ class StepEngine(Engine):
             shape_and_slices=[""] * len(values),
             tensors=list(values.values()),
         )
-        wanted = {name: (tf.as_dtype(np.asarray(v).dtype), [""]) for name, v in values.items()}
-        return path, wrong_values(path, [faults(path, wanted)], self.trained)
+        expected = {name: (tf.as_dtype(np.asarray(v).dtype), [""]) for name, v in values.items()}
+        return path, wrong_values(path, [faults(path, expected)], self.trained)
 
     def _restore(self, path: str, batch: Batch) -> None:
         """Restores a checkpoint.

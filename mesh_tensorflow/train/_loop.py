@@ -222,16 +222,16 @@ class Loop:
                 begun.append(callback)
             with StopSignals() as signals:
                 # A callback may stop the run as it begins.
-                asked = self._asked_to_stop(signals)
-                if run.step < run.steps and not asked:
+                stops = self._asked_to_stop(signals)
+                if run.step < run.steps and not stops:
                     with Progress(run.steps, "train", start=run.step, show=self.show) as progress:
-                        asked = self._steps(batches, signals, progress)
+                        stops = self._steps(batches, signals, progress)
                 # Saved before the evaluation, so that nothing is lost if that fails.
                 self._save()
                 self._end_save()
                 # A run that is stopped at its last step is done, and evaluated like any other.
                 evaluated = self.evaluations and self.evaluations[-1]["step"] == run.step
-                if (not asked or run.step >= run.steps) and not evaluated:
+                if (not stops or run.step >= run.steps) and not evaluated:
                     self._evaluate(signals)
                 # Only one process saves, and others may be here first; afterwards the checkpoint is
                 # there for all.
@@ -265,8 +265,8 @@ class Loop:
         """Does the steps; returns whether the run was asked to stop."""
         run = self.run
         values: Mapping[str, float] = {}
-        self._logged, self._since, asked = run.step, time.monotonic(), False
-        while run.step < run.steps and not asked:
+        self._logged, self._since, stops = run.step, time.monotonic(), False
+        while run.step < run.steps and not stops:
             batch = next(batches, None)
             if batch is None:
                 run.stop(f"the data ended after {run.step} steps")
@@ -280,8 +280,8 @@ class Loop:
                 raise not_a_number(f"the loss is {loss} at step {run.step}", run.checkpoint)
             self.call("on_step", values)
             # After callbacks, any of which may have asked for it.
-            asked = self._asked_to_stop(signals)
-            last = asked or run.step == run.steps
+            stops = self._asked_to_stop(signals)
+            last = stops or run.step == run.steps
             if run.step % self.log_every == 0 or last:
                 self._log(values, progress)
             progress.update(1, **{n: v for n, v in values.items() if n != "learning_rate"})
@@ -289,23 +289,23 @@ class Loop:
             if not last and self.eval_every and run.step % self.eval_every == 0:
                 self._evaluate(signals)
                 # Evaluations take long, and callbacks stop runs by what they show.
-                asked = self._asked_to_stop(signals)
-            if not last and not asked and run.step % self.save_every == 0:
+                stops = self._asked_to_stop(signals)
+            if not last and not stops and run.step % self.save_every == 0:
                 self._save()
             self._end_save(wait=False)
         # The data may have ended between two logs.
         if self._logged < run.step:
             self._log(values, progress)
-        return asked
+        return stops
 
     def _asked_to_stop(self, signals: StopSignals) -> bool:
         """Returns whether the run was asked to stop after this step; processes agree on one."""
         if signals.received is not None:
             self.run.stop(signals.name)
-        asked = self.engine.stops(self.run.step, bool(self.run.stopped), signals)
-        if asked:
+        stops = self.engine.stops(self.run.step, bool(self.run.stopped), signals)
+        if stops:
             self.run.stop(signals.name or "another process was asked to stop")
-        return asked
+        return stops
 
     def _log(self, values: Mapping[str, float], progress: Progress) -> None:
         now = time.monotonic()

@@ -321,11 +321,11 @@ class Model:
         for name, output in outputs.items():
             for i, part in enumerate(output.parts):
                 gives[f"{name}/{i}"] = lowering.export_to_tf_tensor(part)
-        taken = {*outputs, *extra}
+        used = {*outputs, *extra}
         for name, scalar in taken_summaries(start).items():
             if training:
-                free = _free_name(name, taken)
-                taken.add(free)  # another summary may have that name itself
+                free = _free_name(name, used)
+                used.add(free)  # another summary may have that name itself
                 gives[f"{free}/0"] = scalar
         # The step counts as done only after all of it, so that a fetch of the number alone runs
         # everything.
@@ -511,12 +511,12 @@ def _is_bound(optimizer: type) -> bool:
 
 def _check_has_no_tensors(optimizer: Optimizer) -> None:
     """Raises ValueError for an optimizer with tensors of another graph or of eager code."""
-    held = [name for name, value in vars(optimizer).items() if tf.is_tensor(value)]
-    if held:
+    names = [name for name, value in vars(optimizer).items() if tf.is_tensor(value)]
+    if names:
         name = type(optimizer).__name__
         shown = _as_written(type(optimizer))
         raise ValueError(
             f"fit: the optimizer {name} was made outside of the program, with a tf.Tensor in it "
-            f"({', '.join(held)}), which would not change from step to step. Give fit a function "
+            f"({', '.join(names)}), which would not change from step to step. Give fit a function "
             f"that makes it, such as optimizer={shown}, or lambda: {shown}(...)"
         )

@@ -126,18 +126,18 @@ class Initial(NamedTuple):
                 f"fit: init_checkpoint names {', '.join(sorted(unknown))}, which the model does "
                 f"not have; it has {', '.join(sorted(variables))}"
             )
-        there = {n: other for n in variables if (other := self.name_of(n)) is not None}
+        names = {n: other for n in variables if (other := self.name_of(n)) is not None}
         chosen = choose_initial(
             "fit: init_checkpoint",
             self.path,
-            {other: variables[n] for n, other in there.items()},
-            [other for n, other in there.items() if n in trained],
+            {other: variables[n] for n, other in names.items()},
+            [other for n, other in names.items() if n in trained],
             self.strict,
             "give a pair (path, {name in the model: name in the checkpoint}), with None for "
             "what is to begin anew, or name dimensions that may have other sizes by init_resize "
             "and init_shrink",
             resize=self.resize,
-            dims={other: dims[n] for n, other in there.items() if n in dims},
+            dims={other: dims[n] for n, other in names.items() if n in dims},
             values=self.values,
             say=self.say,
         )
@@ -145,7 +145,7 @@ class Initial(NamedTuple):
         # that the weights no longer have.
         pairs = [
             (other, of[n])
-            for n, other in there.items()
+            for n, other in names.items()
             if other in chosen
             for of in (variables, averages)
             if n in of
@@ -161,8 +161,8 @@ class Initial(NamedTuple):
         Raises:
           CheckpointError: it lacks some, or they have other shapes, or it is damaged.
         """
-        there = self._check_all(variables)
-        self._init([(there[n], v) for n, v in variables.items()])
+        names = self._check_all(variables)
+        self._init([(names[n], v) for n, v in variables.items()])
 
     def _init(self, pairs: Sequence[tuple[str, Any]], resize: bool = False) -> None:
         """Has variables initialized; takes pairs of a name in the file and a variable."""
@@ -180,18 +180,18 @@ class Initial(NamedTuple):
         Raises:
           CheckpointError: it lacks some, or they have other shapes, or it is damaged.
         """
-        there = self._check_all(variables)
+        names = self._check_all(variables)
         if self.values is not None:
-            return {n: np.asarray(self.values[there[n]]) for n in variables}
+            return {n: np.asarray(self.values[names[n]]) for n in variables}
         reader = checkpoint_files.open_reader(self.path)
-        return {n: reader.get_tensor(there[n]) for n in variables}
+        return {n: reader.get_tensor(names[n]) for n in variables}
 
     def _check_all(self, variables: Mapping[str, Any]) -> dict[str, str]:
         """Returns the name there of each variable, once all of them have been found."""
-        there = {n: self.name_of(n) or n for n in variables}
-        wanted = {there[n]: v for n, v in variables.items()}
-        check_checkpoint(self.path, wanted, read=True, values=self.values)
-        return there
+        names = {n: self.name_of(n) or n for n in variables}
+        expected = {names[n]: v for n, v in variables.items()}
+        check_checkpoint(self.path, expected, read=True, values=self.values)
+        return names
 
 
 def _has_text(given: Mapping[str, Any]) -> bool:
@@ -267,13 +267,13 @@ def find_checkpoint(directory: Optional[str], resume: Resume) -> Optional[Resume
         raise ValueError(f"fit: resume is True, False or {LAST_GOOD!r}, but is {resume!r}")
     if directory is None or not resume:
         return None
-    there = checkpoint_files.numbered(directory)
+    numbered = checkpoint_files.numbered(directory)
     if resume == LAST_GOOD:
-        return _last_good(directory, there)
+        return _last_good(directory, numbered)
     listed, _ = checkpoint_files.listed(directory)
     last, note = listed, ""
-    if last is None and there:  # a list that is missing is no reason to write over them
-        last = there[-1]
+    if last is None and numbered:  # a list that is missing is no reason to write over them
+        last = numbered[-1]
         note = (
             f"the file 'checkpoint' of {directory} is missing or cut; the checkpoint there of most "
             f"steps is {os.path.basename(last)}"
@@ -397,10 +397,10 @@ class Best:
           step: the number of steps that are done; what was evaluated later does not count.
         """
         self._directory = directory
-        known = read_json(self._path).get(self._key, [])
+        earlier = read_json(self._path).get(self._key, [])
         self._judged = [
             (at, value, name)
-            for at, value, name in known
+            for at, value, name in earlier
             if at <= step and checkpoint_files.exists(os.path.join(directory, name))
         ]
 

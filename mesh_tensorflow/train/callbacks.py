@@ -640,10 +640,10 @@ class MLflow(_Tracker):
                     "had, or remove mlflow_run.json from the directory to begin another run"
                 ) from e
         settings = {_key(name): str(value) for name, value in config.items()}
-        there = active.data.params
-        mlflow.log_params({n: v for n, v in settings.items() if n not in there})
+        logged = active.data.params
+        mlflow.log_params({n: v for n, v in settings.items() if n not in logged})
         # A parameter can't be changed: what a resumed run has in its place is told by tags.
-        changed = {n: v for n, v in settings.items() if there.get(n, v) != v}
+        changed = {n: v for n, v in settings.items() if logged.get(n, v) != v}
         mlflow.set_tags({f"{n} from step {run.step}": v for n, v in changed.items()})
         return active.info.run_id
 

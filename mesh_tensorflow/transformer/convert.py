@@ -564,10 +564,10 @@ def _options(argv: Optional[Sequence[str]]) -> argparse.Namespace:
         "a model and its draft.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    there = commands.add_parser("to-huggingface", help="a checkpoint to model.safetensors")
-    there.add_argument("checkpoint", help="a checkpoint, or a directory: its latest")
-    there.add_argument("directory", help="where to write")
-    there.add_argument("--feed_forward", help="activation; by default relu or gated-gelu")
+    forth = commands.add_parser("to-huggingface", help="a checkpoint to model.safetensors")
+    forth.add_argument("checkpoint", help="a checkpoint, or a directory: its latest")
+    forth.add_argument("directory", help="where to write")
+    forth.add_argument("--feed_forward", help="activation; by default relu or gated-gelu")
     back = commands.add_parser("from-huggingface", help="model.safetensors to a checkpoint")
     back.add_argument("path", help="a directory or a safetensors file")
     back.add_argument("directory", help="the model directory, where to write")
@@ -584,7 +584,7 @@ def _options(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     both.add_argument("checkpoint", help="a checkpoint, or a directory: its latest")
     both.add_argument("draft", help="the same, of the draft")
     both.add_argument("directory", help="the model directory, where to write")
-    for command in (there, back):
+    for command in (forth, back):
         command.add_argument("--vocab_size", type=int, help="rows of the embedding")
         command.add_argument("--dtype", choices=_DTYPES, help="by default unchanged")
     return parser.parse_args(argv)

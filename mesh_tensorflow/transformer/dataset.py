@@ -475,15 +475,15 @@ def _packed(batch: Mapping[str, tf.Tensor], lengths: Mapping[str, int]) -> dict[
     """
     sizes = {k: _sizes(tokens) for k, tokens in batch.items()}
     # For all features at once: segment numbers of inputs and targets have to agree.
-    kept = tf.reduce_any(tf.stack([size > 0 for size in sizes.values()]), axis=0)
-    sizes = {k: tf.boolean_mask(size, kept) for k, size in sizes.items()}
+    has_tokens = tf.reduce_any(tf.stack([size > 0 for size in sizes.values()]), axis=0)
+    sizes = {k: tf.boolean_mask(size, has_tokens) for k, size in sizes.items()}
     ends = {k: tf.cumsum(size) for k, size in sizes.items()}
     starts = _row_starts(sizes, ends, lengths)
     packed = {}
     for k, tokens in batch.items():
         # All tokens in one line without padding, which is then cut where rows begin.
         used = tf.sequence_mask(sizes[k], tf.shape(tokens)[1])
-        line = tf.boolean_mask(tf.boolean_mask(tokens, kept), used)
+        line = tf.boolean_mask(tf.boolean_mask(tokens, has_tokens), used)
         packed.update(_rows(k, line, sizes[k], ends[k], starts, lengths[k]))
     return packed
 
@@ -913,10 +913,12 @@ def _check_features(filenames: Sequence[str], keys: Sequence[str]) -> None:
             kinds.setdefault(name, set()).add(feature.WhichOneof("kind") or "int64_list")
     lacking = [key for key in keys if "int64_list" not in kinds.get(key, set())]
     if kinds and lacking:
-        there = ", ".join(f"{name} ({'/'.join(sorted(k))})" for name, k in sorted(kinds.items()))
+        kinds_text = ", ".join(
+            f"{name} ({'/'.join(sorted(k))})" for name, k in sorted(kinds.items())
+        )
         raise ValueError(
             f"{file}: its records have no feature {lacking[0]!r} of ids (int64_list); they have "
-            f"{there}. Name the features inputs and targets when they are written; records of "
+            f"{kinds_text}. Name the features inputs and targets when they are written; records of "
             "targets alone are read with text2self=True"
         )
 

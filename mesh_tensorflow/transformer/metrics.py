@@ -129,12 +129,12 @@ def f1(targets: Targets, predictions: Sequence[str], normalize: bool = False) ->
     """
 
     def shared(target: str, prediction: str) -> float:
-        known, predicted = target.split(), prediction.split()
-        if not known and not predicted:
+        expected, predicted = target.split(), prediction.split()
+        if not expected and not predicted:
             return 1.0
-        same = collections.Counter(known) & collections.Counter(predicted)
+        same = collections.Counter(expected) & collections.Counter(predicted)
         # 2 * precision * recall / (precision + recall)
-        return 2 * same.total() / (len(known) + len(predicted))
+        return 2 * same.total() / (len(expected) + len(predicted))
 
     return {"f1": _best("f1", shared, targets, predictions, normalize)}
 
@@ -147,11 +147,11 @@ def _best(
     normalize: bool,
 ) -> float:
     """Returns the mean of the best scores, as a percentage."""
-    made = _normalized if normalize else lambda text: text
+    normalize_text = _normalized if normalize else lambda text: text
     references = _references(what, targets, predictions)
     return _percent(
         [
-            max(score(made(target), made(prediction)) for target in known)
+            max(score(normalize_text(target), normalize_text(prediction)) for target in known)
             for known, prediction in zip(references, predictions)
         ]
     )

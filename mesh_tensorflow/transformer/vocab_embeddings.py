@@ -191,7 +191,7 @@ def make_clusters(
             f"{vocab_dim.name}={vocab_dim.size}, which is the size of the vocabulary rounded up "
             "to a multiple of Unitransformer's vocab_divisor; enlarge the last cluster"
         )
-    made: list[Cluster] = []
+    clusters_made: list[Cluster] = []
     for i, cluster in enumerate(clusters):
         size = cluster["token_count"]
         inner_size = cluster.get("embedding_size", output_dim.size)
@@ -205,9 +205,11 @@ def make_clusters(
             # A projection between dimensions of one size would add parameters and no capacity.
             None if inner_size == output_dim.size else inner_size,
         )
-        start = made[-1].end if made else 0
-        made.append(Cluster(start, size, table, cluster.get("length_projection_factor", 1)))
-    return made
+        start = clusters_made[-1].end if clusters_made else 0
+        clusters_made.append(
+            Cluster(start, size, table, cluster.get("length_projection_factor", 1))
+        )
+    return clusters_made
 
 
 def whole_cluster(x: mtf.Tensor, vocab_dim: mtf.Dimension) -> mtf.Tensor:

@@ -492,8 +492,8 @@ class _ShardingPicture:
             )
             axes.add_patch(box)
             ranges = [f"{d.name} {_part(tile, n)}" for n, d in enumerate(self.sharding.shape)]
-            held = f"{', '.join(ranges)}: processors {processors_text(tile.processors)}"
-            self.picture.title(box, f"{title}{held}")
+            caption = f"{', '.join(ranges)}: processors {processors_text(tile.processors)}"
+            self.picture.title(box, f"{title}{caption}")
             # A text only where it fits in.
             if is_high and _fits(text, width):
                 axes.text(

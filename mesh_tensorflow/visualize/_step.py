@@ -88,8 +88,8 @@ def layer_of(operation: str, depth: int = _DEEPEST) -> str:
     if _GRADIENTS in scopes:
         scopes = scopes[: scopes.index(_GRADIENTS)]
     # The last part is the name of the operation itself.
-    kept = scopes[:-1][:depth]
-    return "/".join(kept) or "(no scope)"
+    names = scopes[:-1][:depth]
+    return "/".join(names) or "(no scope)"
 
 
 def _kind_of_layer(operation: str, depth: int) -> str:
@@ -113,13 +113,13 @@ class _NamedSums(Walk):
     def sum_inputs(self, op: Operation) -> list[Collective]:
         """Visits the sums of one operation; those that it delays keep their names."""
         before = [x for x in op.inputs if self.pending_axes(x)]
-        asked = super().sum_inputs(op)
+        collectives = super().sum_inputs(op)
         delayed = [self._begun_by[x] for x in before if self.pending_axes(x)]
         for y in op.outputs:
             if self.pending_axes(y):
                 # Not its first reader: sums of gradients would all be the optimizer's.
                 self._begun_by[y] = (delayed or [op.name])[0]
-        return asked
+        return collectives
 
 
 def _predicted(subject: Subject, outputs: Sequence[Tensor]) -> list[Item]:

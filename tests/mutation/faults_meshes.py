@@ -75,8 +75,8 @@ FAULTS = [
     ),
     Fault(
         "_mesh/variables/store.py",
-        "and part == (there.begin(number), there.sizes)",
-        "and part[0] == there.begin(number)",
+        "and part == (stored.begin(number), stored.sizes)",
+        "and part[0] == stored.begin(number)",
         "a slice is used again in a layout in which it has another size",
         "test_eager.py -k layouts_in_turn",
     ),

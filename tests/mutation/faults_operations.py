@@ -54,7 +54,7 @@ FAULTS = [
     ),
     Fault(
         "ops/_control/gradients.py",
-        "operations=kept + graph.operations[start:],",
+        "operations=unchanged + graph.operations[start:],",
         "operations=graph.operations[start:],",
         "gradients do not go through what recomputation does not compute again",
         "ops/test_recompute.py -k gradients_go",

@@ -82,8 +82,8 @@ FAULTS = [
     ),
     Fault(
         "auto_mtf/_space.py",
-        "if axis not in taken and alike <= {axis}:",
-        "if axis not in taken:",
+        "if axis not in shared and alike <= {axis}:",
+        "if axis not in shared:",
         "of the lengths of a ring, the fastest layout splits one",
         "auto_mtf/test_ring_layouts.py -k brute_force",
     ),

@@ -70,8 +70,8 @@ def listed(directory: Path) -> tuple[Optional[str], list[str]]:
     path = state.model_checkpoint_path
     # The directory may have been moved since.
     moved = os.path.join(os.fspath(directory), os.path.basename(path))
-    there = next((p for p in (path, moved) if exists(p)), path)
-    return there, list(state.all_model_checkpoint_paths)
+    last = next((p for p in (path, moved) if exists(p)), path)
+    return last, list(state.all_model_checkpoint_paths)
 
 
 def latest(directory: Path) -> Optional[str]:
@@ -98,18 +98,18 @@ def find(path: Path, what: str) -> str:
     if not tf.io.gfile.isdir(path):
         if exists(path):
             return path
-        there = _names_in(os.path.dirname(path) or ".")
-        others = f", but {', '.join(there[-8:])}" if there else ""
+        names = _names_in(os.path.dirname(path) or ".")
+        others = f", but {', '.join(names[-8:])}" if names else ""
         raise ValueError(
             f"{what}: there is no checkpoint at {path}{others}. Give the path of one, such as "
             "model.ckpt-1000, without what follows the number, or a directory, for its latest"
         )
     path_of_latest = latest(path)
     if path_of_latest is None:
-        there = _names_in(path)
+        names = _names_in(path)
         which = (
-            f"one of those that are there: {', '.join(there[-8:])}"
-            if there
+            f"one of those that are there: {', '.join(names[-8:])}"
+            if names
             else ("one, such as model.ckpt-1000, without what follows the number")
         )
         raise ValueError(

@@ -818,8 +818,8 @@ class SliceStorage(StorageInSlices):
         """Cuts a whole value and assigns each piece to all copies of its slice."""
         with tf.device(self._variable.master_device):
             pieces = self._placed.mesh_impl.make_slices(value, self._variable.stored_shape)
-            kept = {pnum: in_own_memory(pieces[pnum], value) for pnum in self._placed.slices}
-        return tf.group([self._assign(v, kept[pnum]) for pnum, v in self._placed.slices.items()])
+            values = {pnum: in_own_memory(pieces[pnum], value) for pnum in self._placed.slices}
+        return tf.group([self._assign(v, values[pnum]) for pnum, v in self._placed.slices.items()])
 
     def initializer(self, value: tf.Tensor) -> tf.Operation:
         """Returns the operation that assigns an initial value; one for each value."""
@@ -1045,8 +1045,10 @@ class SliceVariables(LaidOutVariable):
             pieces = self.mesh_impl.make_slices(whole, self._variable.stored_shape)
             # A piece is a view of the whole, which a variable would hold in memory as long as it
             # has it.
-            kept = {pnum: in_own_memory(pieces[pnum], whole) for pnum in self.slices}
-        return tf.group([v.assign(kept[pnum], read_value=False) for pnum, v in self.slices.items()])
+            values = {pnum: in_own_memory(pieces[pnum], whole) for pnum in self.slices}
+        return tf.group(
+            [v.assign(values[pnum], read_value=False) for pnum, v in self.slices.items()]
+        )
 
     def _slices_to_master_op(self) -> tf.Operation:
         variable = self._variable

@@ -677,8 +677,8 @@ class VariableStore(tf2.Module):
             ]
             inside = [end - begin for begin, end in zip(begins, ends)]
             values = fitting_part(variable.name, form, part, begins, inside)
-            for axis, (size, there) in enumerate(zip(form.sizes, inside)):
-                values = padded(values, axis, size - there)
+            for axis, (size, inner) in enumerate(zip(form.sizes, inside)):
+                values = padded(values, axis, size - inner)
             return values
 
         return piece
@@ -719,7 +719,7 @@ class VariableStore(tf2.Module):
         old: dict[int, tf.Variable],
     ) -> None:
         """Stores a value in slices, a function of the processor; keeps those that exist already."""
-        there = self._form(variable.name) if old else None
+        stored = self._form(variable.name) if old else None
         variables: dict[int, tf.Variable] = {}
         for pnum, device in sorted(form.devices.items()):
             part = form.begin(pnum), form.sizes
@@ -727,9 +727,9 @@ class VariableStore(tf2.Module):
             same = [
                 number
                 for number in old
-                if there is not None
-                and part == (there.begin(number), there.sizes)
-                and mesh_impl.same_memory(there.devices[number], device)
+                if stored is not None
+                and part == (stored.begin(number), stored.sizes)
+                and mesh_impl.same_memory(stored.devices[number], device)
             ]
             if same:
                 # Taken out of `old`, as one tf variable must not become two slices.
@@ -802,8 +802,8 @@ class VariableStore(tf2.Module):
         if form is None:
             names = self.names
             few = ", ".join(names) if len(names) <= _SHOWN else f"{counted(len(names), 'variable')}"
-            there = f"it has {few}{did_you_mean(name, names)}" if names else "it is empty"
-            raise KeyError(f"no variable {name!r} in the store: {there}")
+            content = f"it has {few}{did_you_mean(name, names)}" if names else "it is empty"
+            raise KeyError(f"no variable {name!r} in the store: {content}")
         return form
 
 

@@ -241,8 +241,8 @@ class BlocksAsProcessors:
         before, after = (out, 0) if offset > 0 else (0, out)
 
         def moved(t: tf.Tensor) -> tf.Tensor:
-            kept = cut(t, axis, after, n - out)
-            return tf.pad(kept, paddings_along(len(t.shape), axis, before, after))
+            rest = cut(t, axis, after, n - out)
+            return tf.pad(rest, paddings_along(len(t.shape), axis, before, after))
 
         return self._mesh_impl.slicewise(moved, x)
 
@@ -462,16 +462,16 @@ def wide_by_filter(
         return None
     # wide[p] = sum over m of narrow[m] filter[p - m + before]: the padded filter is the image of
     # this convolution, and the reversed narrow image its filter.
-    margins, kept = [], []
+    margins, windows = [], []
     for n, size, wide in zip(image, sizes, wide_sizes[1:-1]):
         before = (size - 1) // 2 if kind.padding == "SAME" else 0  # of the wide image
         first, last = n - 1 - before, wide + before - size
         margins.append([max(0, first), max(0, last)])
         # What is so far out that it never meets the image.
-        kept.append(slice(max(0, -first), size - max(0, -last)))
+        windows.append(slice(max(0, -first), size - max(0, -last)))
     spatial = list(range(rank))
     # As an image it is [wide channels, window..., narrow channels], so wide channels are the batch.
-    filters = tf.transpose(window[tuple(kept)], [rank, *spatial, rank + 1])
+    filters = tf.transpose(window[tuple(windows)], [rank, *spatial, rank + 1])
     filters = tf.pad(filters, [[0, 0], *margins, [0, 0]])
     # As a filter it is [spatial..., narrow channels, batch], so the batch is the result's last.
     images = tf.reverse(narrow, [1 + i for i in spatial])

@@ -126,8 +126,8 @@ class EinsumOperation(Operation):
         xs = self.inputs
 
         def others(i: int) -> list[Tensor]:
-            kept = [*xs[:i], *xs[i + 1 :]]
-            return [mtf.conj(x) if x.dtype.is_complex else x for x in kept]
+            rest = [*xs[:i], *xs[i + 1 :]]
+            return [mtf.conj(x) if x.dtype.is_complex else x for x in rest]
 
         # y = sum(x_1 x_2 x_3) has dx_1 = sum(dy conj(x_2) conj(x_3)) over all that x_1 lacks.
         # A dimension that only this input has is summed over: `product` repeats dy along it.
@@ -141,7 +141,7 @@ class EinsumOperation(Operation):
         """
         kept_dims = set(self._outputs[0].shape)
         gathered: dict[Dimension, int] = {}
-        taken: set[int] = set()
+        used: set[int] = set()
         summed: list[int] = []
         # A dimension of the output stays split. If a summed one did in its place, the output would
         # be a partial sum of whole slices, and lack its own split.
@@ -150,10 +150,10 @@ class EinsumOperation(Operation):
             if axis is None:
                 continue
             axes = single_axes([axis])
-            if taken.intersection(axes):
+            if used.intersection(axes):
                 gathered[d] = axis
                 continue
-            taken.update(axes)
+            used.update(axes)
             summed += [] if d in kept_dims else axes
         # In the order of the axes: pending sums are added as they are only if these are equal.
         return gathered, sorted(summed)
@@ -274,8 +274,8 @@ def _einsum_helper(
 def product(xs: Sequence[Tensor], output_shape: Shape, name: Optional[str] = None) -> Tensor:
     """Returns the einsum of `xs`, broadcast along dimensions that only the output has."""
     # The product is computed without these dimensions and repeated afterwards, which is less work.
-    known = {d for x in xs for d in x.shape}
-    computed = Shape([d for d in output_shape if d in known])
+    of_inputs = {d for x in xs for d in x.shape}
+    computed = Shape([d for d in output_shape if d in of_inputs])
     y = EinsumOperation(xs, computed, name=name).outputs[0]
     return mtf.broadcast(y, output_shape)
 
@@ -287,10 +287,10 @@ def _check_no_broadcast(what: str, shapes: Sequence[Shape], output_shape: Shape)
     new = [d for d in output_shape if d not in dims and d.size != 1]
     if not new:
         return
-    known = [dims_text([d]) for d in dims]
+    texts = [dims_text([d]) for d in dims]
     slip(
         f"{what}: the output has {dims_text(new)}, which none of the inputs "
-        f"{', '.join(map(str, shapes))} has{did_you_mean(dims_text(new[:1]), known)} The product "
+        f"{', '.join(map(str, shapes))} has{did_you_mean(dims_text(new[:1]), texts)} The product "
         "is repeated along it. If that is meant, leave it out of output_shape and call "
         "mtf.broadcast on the result",
         key=f"einsum broadcast/{dims_text(new)}",

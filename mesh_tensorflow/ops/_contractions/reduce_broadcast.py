@@ -107,8 +107,8 @@ class ReduceOperation(Operation):
 
     def _reduced_mesh_axes(self, mesh_impl: MeshImpl) -> list[int]:
         """Returns the mesh axes that split reduced dimensions, in the order of these."""
-        kept = self._outputs[0].shape
-        return mesh_impl.splitting_axes(d for d in self._inputs[0].shape if d not in kept)
+        remaining = self._outputs[0].shape
+        return mesh_impl.splitting_axes(d for d in self._inputs[0].shape if d not in remaining)
 
     def _is_sum(self) -> bool:
         return self._reduction_fn_string == "SUM"
@@ -119,10 +119,12 @@ class ReduceOperation(Operation):
         x, y = self.inputs[0], self.outputs[0]
         reduced = [axis for axis, d in enumerate(x.shape) if d not in y.shape]
         # A reduction keeps the order of x, and the output may have another one.
-        kept = Shape([d for d in x.shape if d in y.shape])
+        remaining = Shape([d for d in x.shape if d in y.shape])
         fn = reduction_fn(self._reduction_fn_string)
         value = mesh_impl.slicewise(
-            lambda t: transpose_slice(fn(t, constant(reduced)) if reduced else t, kept, y.shape),
+            lambda t: transpose_slice(
+                fn(t, constant(reduced)) if reduced else t, remaining, y.shape
+            ),
             lowering.tensors[x],
         )
         axes = self._reduced_mesh_axes(mesh_impl)

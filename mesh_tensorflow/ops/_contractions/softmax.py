@@ -374,8 +374,8 @@ class CrossEntropyOperation(_OfIds):
         # It is None where only the second output is used, the logarithm of the sum.
         if dy is None:
             dy = mtf.zeros_like(self.outputs[0])
-        made = CrossEntropyGradientOperation(logits, ids, self.outputs[1], dy, dz, self._dim)
-        return [made.outputs[0], None]
+        op = CrossEntropyGradientOperation(logits, ids, self.outputs[1], dy, dz, self._dim)
+        return [op.outputs[0], None]
 
     def lower(self, lowering: mtf.Lowering) -> None:
         """Reduces rows of the logits, and sums over the mesh if the vocabulary is split."""
@@ -416,9 +416,9 @@ class CrossEntropyOperation(_OfIds):
         def loss(total: tf.Tensor, most: tf.Tensor, logit: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
             # -log softmax = log(sum of exp(x - most)) - (x[id] - most).
             y = tf.log(total) - (logit - most)
-            known = self._is_id(numbers(i))
+            is_id = self._is_id(numbers(i))
             # No processor has an id out of range: what was found for it is 0, and y has no meaning.
-            return tf.reshape(tf.where(known, y, tf.zeros_like(y)), sizes)
+            return tf.reshape(tf.where(is_id, y, tf.zeros_like(y)), sizes)
 
         # First the maximum, of all processors: without it, exponentials in the sum may overflow.
         most = over_vocab("MAX", lambda x: tf.reduce_max(rows(x), axis=-1), logits)
@@ -469,16 +469,16 @@ class CrossEntropyGradientOperation(_OfIds):
         """Returns the gradients of all inputs but the ids, from one-hots."""
         logits, ids, log_z, dy, *dz = self.inputs
         one_hot = mtf.one_hot(ids, self._dim, dtype=dy.dtype)
-        known = mtf.reduce_sum(one_hot, output_shape=dy.shape)
+        has_id = mtf.reduce_sum(one_hot, output_shape=dy.shape)
         dd_logits = gradient_of_output(grad_ys)
         # With p = exp(logits - log_z), where log_z is an input by itself, and s = dy + dz: the
         # output is p s - one_hot dy, for ids in range; dy counts as 0 elsewhere.
         weighted = dd_logits * mtf.exp(logits - log_z)
         total = mtf.reduce_sum(weighted, output_shape=dy.shape)
         at_ids = mtf.reduce_sum(dd_logits * one_hot, output_shape=dy.shape)
-        scale = mtf.add_n([dy * known, *dz])
+        scale = mtf.add_n([dy * has_id, *dz])
         d_logits = mtf.einsum([weighted, scale], logits.shape)
-        return [d_logits, None, -total * scale, total * known - at_ids, *[total for _ in dz]]
+        return [d_logits, None, -total * scale, total * has_id - at_ids, *[total for _ in dz]]
 
     def lower(self, lowering: mtf.Lowering) -> None:
         """Scales each slice's exponentials, and subtracts dy at the ids."""

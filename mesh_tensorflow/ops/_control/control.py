@@ -263,8 +263,8 @@ class ScalarSummaryOperation(Operation):
         value = lowering.tensors[self.inputs[0]].to_laid_out_tensor()
         # The collection outlives an eager program: only the latest values are kept.
         if tf.executing_eagerly():
-            known = tf.get_collection_ref(SCALAR_SUMMARIES_COLLECTION_KEY)
-            known[:] = [(name, x) for name, x in known if name != self.name]
+            summaries = tf.get_collection_ref(SCALAR_SUMMARIES_COLLECTION_KEY)
+            summaries[:] = [(name, x) for name, x in summaries if name != self.name]
         # A scalar is whole on each processor, so that the first one has it.
         tf.add_to_collection(SCALAR_SUMMARIES_COLLECTION_KEY, (self.name, value.all_slices[0]))
         lowering.set_tensor_lowering(self.outputs[0], value)

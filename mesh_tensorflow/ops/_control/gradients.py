@@ -585,13 +585,13 @@ def computed_again(
     again = [mapping.get(y, y) for y in ys]
     # What does not depend on the replaced inputs, as random values and variables, is shared with
     # the first computation; gradients flow through it as well.
-    kept = [op for op in operations if op.outputs and op.outputs[0] not in mapping]
-    with usable(kept):
+    unchanged = [op for op in operations if op.outputs and op.outputs[0] not in mapping]
+    with usable(unchanged):
         grads = mtf.gradients(
             again,
             [mapping.get(x, x) for x in xs],
             grad_ys=grad_ys,
-            operations=kept + graph.operations[start:],
+            operations=unchanged + graph.operations[start:],
         )
     return again, grads
 
@@ -640,16 +640,16 @@ class Gradients:
           operations: a part of the function.
           again: from inputs of the part to others, with which it is computed again; or None.
         """
-        made = [y for op in operations for y in op.outputs]
+        computed = [y for op in operations for y in op.outputs]
         # Variables that the part makes are inputs: their gradient is a result, and goes no further.
-        ys = [y for y in made if y in self._sums and y not in self._inputs]
+        ys = [y for y in computed if y in self._sums and y not in self._inputs]
         if not ys:
             return
         # They are complete: parts come from the last to the first, so all that use these were here.
         dys = [self._sums.pop(y) for y in ys]
         used = external_inputs(operations, [])
         xs = [x for x in used if is_differentiable(x.dtype)]
-        xs += [y for y in made if y in self._inputs]
+        xs += [y for y in computed if y in self._inputs]
         if again:
             # Not before their gradients are known: until then, values would only take memory.
             again = dict(zip(again, wait_for(list(again.values()), dys)))

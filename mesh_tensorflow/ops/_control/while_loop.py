@@ -281,9 +281,9 @@ class WhileGradientOperation(_LoopOperation):
         # compute the values that the gradients read.
         results = back + [g for _, g in summed]
         needed = _needed(forward.body_operations, grad_ops, results, set(forward.taped()))
-        known = [*forward.taped(), *carried, *(y for op in needed for y in op.outputs)]
+        available = [*forward.taped(), *carried, *(y for op in needed for y in op.outputs)]
         inputs = first + dys[len(floating) :]
-        inputs += [x for x in external_inputs(needed + grad_ops, known) if x not in inputs]
+        inputs += [x for x in external_inputs(needed + grad_ops, available) if x not in inputs]
         # Inputs that the tape depends on, so that a second gradient reaches this loop.
         inputs += [x for x in forward.inputs if x not in inputs]
         super().__init__(inputs, name="while_gradient")
@@ -367,7 +367,7 @@ def _needed(
 ) -> list[Operation]:
     """Returns the operations of the body whose outputs are used, and are not on the tape."""
     # What no gradient reads is not computed a second time.
-    wanted = set(results) | {x for op in users for x in op.inputs}
+    used = set(results) | {x for op in users for x in op.inputs}
     # The gradient of an inner loop reads the tape of the inner loop.
     loops = {op._forward for op in users if isinstance(op, WhileGradientOperation)}
     needed = []
@@ -377,11 +377,11 @@ def _needed(
         # loop.
         if any(y in taped for y in op.outputs):
             continue
-        if op in loops or any(y in wanted for y in op.outputs):
+        if op in loops or any(y in used for y in op.outputs):
             needed.append(op)
-            wanted.update(op.inputs)
+            used.update(op.inputs)
             # What it waits for is of the forward loop else, which the gradient cannot wait for.
-            wanted.update(d for d in op.dependencies if isinstance(d, Tensor))
+            used.update(d for d in op.dependencies if isinstance(d, Tensor))
     return needed[::-1]
 
 
@@ -435,11 +435,11 @@ class WhileLoopOperation(_LoopOperation):
         cond_ops, body_ops = (
             [op for op in ops if not isinstance(op, Variable)] for ops in (cond_ops, body_ops)
         )
-        made = {y for op in body_ops for y in op.outputs}
+        computed = {y for op in body_ops for y in op.outputs}
         external = external_inputs(cond_ops + body_ops, placeholders)
         # A body may return a Tensor from outside as it is, which none of its operations reads.
         external += [
-            y for y in outputs if y not in made and y not in placeholders and y not in external
+            y for y in outputs if y not in computed and y not in placeholders and y not in external
         ]
         super().__init__(inputs + external, name=name)
         self._cond_ops = cond_ops

@@ -849,12 +849,12 @@ def where(
         other = mtf.to_int32(if_false) if isinstance(if_false, Tensor) else if_false
         return mtf.cast(where(condition, mtf.to_int32(if_true), other, output_shape), tf.bool)
     mask = mtf.cast(condition, if_true.dtype)
-    taken = multiply(if_true, mask, output_shape)
+    first = multiply(if_true, mask, output_shape)
     # The usual mask: a second product would only add zeros.
     if not isinstance(if_false, Tensor) and isinstance(if_false, (int, float)) and if_false == 0:
-        return taken
+        return first
     other = multiply(if_false, mtf.cast(mtf.logical_not(condition), if_true.dtype), output_shape)
-    return add(taken, other)
+    return add(first, other)
 
 
 class SelectOperation(Operation):

@@ -58,8 +58,8 @@ def _power(x: Tensor, y: Union[Tensor, float]) -> Tensor:
     if not _whole(y):
         # These need no logarithm, which is infinite at 0 and makes the gradient NaN there.
         roots = {0.5: mtf.sqrt, -0.5: mtf.rsqrt}
-        known = isinstance(y, (int, float, np.number)) and float(y) in roots
-        return roots[float(y)](x) if known else mtf.mtf_pow(x, y)
+        has_root = isinstance(y, (int, float, np.number)) and float(y) in roots
+        return roots[float(y)](x) if has_root else mtf.mtf_pow(x, y)
     left = abs(int(y))
     if y < 0 and x.dtype.is_integer:
         raise WrongTypeError(

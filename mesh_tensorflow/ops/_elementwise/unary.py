@@ -665,8 +665,8 @@ def mtf_pow(x: Tensor, y: Union[Tensor, float]) -> Tensor:
 def _cast_grad(op: SlicewiseOperation, dy: Tensor) -> list[Optional[Tensor]]:
     x = op.inputs[0]
     # Integers lie apart, so through a cast to them the slope is 0 or none.
-    known = is_differentiable(x.dtype) and is_differentiable(dy.dtype)
-    return [cast(dy, x.dtype) if known else None]
+    passes = is_differentiable(x.dtype) and is_differentiable(dy.dtype)
+    return [cast(dy, x.dtype) if passes else None]
 
 
 def cast(x: Tensor, dtype: tf.DType, name: Optional[str] = "cast") -> Tensor:

@@ -50,8 +50,8 @@ def is_worthwhile(weights: Tensor, indices: Tensor, dim: Dimension, output_shape
     apart = apart and set(dims) == set(output_shape.dims)
     # Layouts go by names, and could not split two dimensions of one name apart.
     names = [d.name for d in [dim, *dims]]
-    known = weights.dtype.is_floating and indices.dtype in (tf.int32, tf.int64)
-    return known and apart and len(set(names)) == len(names) and weights.shape.size >= _LARGE
+    has_form = weights.dtype.is_floating and indices.dtype in (tf.int32, tf.int64)
+    return has_form and apart and len(set(names)) == len(names) and weights.shape.size >= _LARGE
 
 
 def _check_lookup(
@@ -353,11 +353,11 @@ class WriteAtOperation(Operation):
             return [None, None, None]
         state, new, position = self.inputs
         # Where a position is out of range the one-hot is 0, as nothing is written there.
-        here = mtf.one_hot(position, self._dim, dtype=state.dtype)
-        written = mtf.reduce_sum(here, output_shape=here.shape - self._several)
+        places = mtf.one_hot(position, self._dim, dtype=state.dtype)
+        written = mtf.reduce_sum(places, output_shape=places.shape - self._several)
         # What was overwritten has no part in the result, and so no gradient.
         dstate = mtf.multiply(dy, 1.0 - written, output_shape=state.shape)
-        return [dstate, mtf.einsum([dy, here], output_shape=new.shape), None]
+        return [dstate, mtf.einsum([dy, places], output_shape=new.shape), None]
 
     def lower(self, lowering: Lowering) -> None:
         """Writes the new values to one position of each slice."""
@@ -392,14 +392,14 @@ class WriteAtOperation(Operation):
         def entries(position: tf.Tensor, *coordinate: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             """Returns the numbers of the entries, and which of them are in this slice."""
             # What another processor has to write is written nowhere here.
-            inside, there = within_part(position, length, coordinate)
-            return row_numbers(inside) + tf.constant(begins, position.dtype), row_numbers(there)
+            inside, is_inside = within_part(position, length, coordinate)
+            return row_numbers(inside) + tf.constant(begins, position.dtype), row_numbers(is_inside)
 
         def write(
             state: tf.Tensor, new: tf.Tensor, position: tf.Tensor, *coordinate: tf.Tensor
         ) -> tf.Tensor:
             # All layers write to the same entries of their states.
-            index, there = remembered(
+            index, is_inside = remembered(
                 "entries",
                 [position, *coordinate],
                 (tuple(sizes[: at + 1]), tuple(turn), tuple(aligned), count),
@@ -410,7 +410,7 @@ class WriteAtOperation(Operation):
                 new = tf.transpose(new, to_order)
             new = tf.reshape(new, [rows * count, -1])
             # Several positions may be clipped to one entry, of which at most one is `there`.
-            written = set_entries(flat, index, new, there, distinct=not self._several)
+            written = set_entries(flat, index, new, is_inside, distinct=not self._several)
             return tf.reshape(written, sizes)
 
         # Where the dimension is whole, each processor has all positions, and its slice begins at 0.

@@ -529,12 +529,12 @@ def dynamic_shift(x: Tensor, offset: Tensor, dim: DimensionLike, wrap: bool) -> 
     source = mtf.rename_dimension(x, dim.name, source_dim.name)
     place = mtf.mtf_range(x.mesh, dim, dtype=tf.int32)
     # result[p] = sum over s of x[s] [s + offset = p].
-    wanted = mtf.mtf_range(x.mesh, source_dim, dtype=tf.int32) + offset
+    sources = mtf.mtf_range(x.mesh, source_dim, dtype=tf.int32) + offset
     if wrap:
-        wanted = mtf.mod(wanted, dim.size)
+        sources = mtf.mod(sources, dim.size)
     # A product with a matrix of 0 and 1, since which processor has an element is not known before
     # the program runs; an einsum works in every layout.
-    permutation = mtf.cast(mtf.equal(wanted, place), x.dtype)
+    permutation = mtf.cast(mtf.equal(sources, place), x.dtype)
     return mtf.einsum([source, permutation], output_shape=x.shape)
 
 

@@ -156,10 +156,10 @@ def _check_order(what: str, x: Tensor, new_shape: Shape) -> None:
     A reshape does not move elements, so their indices along these dimensions change.
     """
     # Dimensions of size 1 may stand anywhere: they change no element's place.
-    kept = [d for d in x.shape if d.size > 1 and d in new_shape]
-    if kept != [d for d in new_shape if d in kept]:
+    common = [d for d in x.shape if d.size > 1 and d in new_shape]
+    if common != [d for d in new_shape if d in common]:
         slip(
-            f"{what}: {x.name} {x.shape} becomes {new_shape}, which has {dims_text(kept)} in "
+            f"{what}: {x.name} {x.shape} becomes {new_shape}, which has {dims_text(common)} in "
             "another order. A reshape leaves the elements as they lie, so that they get other "
             "places along these dimensions. mtf.transpose moves them; if mixing them is meant, "
             "give the dimensions other names",
@@ -238,14 +238,14 @@ class ReshapeOperation(Operation):
             source = value.laid_out_input if sums else value.to_laid_out_tensor()
             moves = _scattering(moves, sums)
         sizes = mesh_impl.slice_shape(y.shape)
-        made = redistributed(mesh_impl, source, moves, *self._factored(mesh_impl), sizes)
+        moved = redistributed(mesh_impl, source, moves, *self._factored(mesh_impl), sizes)
         if sums and requested:
             left = _left(_scattering(requested, sums), sums)
-            lowering.set_partial_sum(y, made, left, "reshape_op")
+            lowering.set_partial_sum(y, moved, left, "reshape_op")
         else:
             # Where nothing moves on the requested mesh, it is counted as the sum that it is of.
             as_sum = sums and source is not value
-            lowering.set_tensor_lowering(y, value.with_summands(made) if as_sum else made)
+            lowering.set_tensor_lowering(y, value.with_summands(moved) if as_sum else moved)
 
     def cost(self, mesh_impl: MeshImpl) -> Cost:
         """Free where layouts agree; else the collectives between the two."""
@@ -262,8 +262,8 @@ class ReshapeOperation(Operation):
     def passes_on(self, split: Collection[str]) -> dict[Tensor, Tensor]:
         """The output is the input if the same dimensions are split."""
         x, y = self._inputs[0], self._outputs[0]
-        kept = [[n for n in t.shape.dimension_names if n in split] for t in (x, y)]
-        return {y: x} if kept[0] == kept[1] else {}
+        names = [[n for n in t.shape.dimension_names if n in split] for t in (x, y)]
+        return {y: x} if names[0] == names[1] else {}
 
     def partial_sums(self, mesh_impl: MeshImpl, pending: PendingSums) -> PartialSums:
         """The output is partial as the input is, if no processor needs elements that others have.
@@ -309,12 +309,12 @@ def reshape(x: Tensor, new_shape: ShapeLike, name: str = "reshape") -> Tensor:
       ValueError: the numbers of elements differ.
     """
     check_tensors(name, [x])
-    asked = convert_to_shape(new_shape)
-    new_shape = with_stages([x], asked)
-    if new_shape.ndims != asked.ndims:
+    requested = convert_to_shape(new_shape)
+    new_shape = with_stages([x], requested)
+    if new_shape.ndims != requested.ndims:
         # Stages that are kept come first, so they do in what is reshaped.
-        kept = [d for d in new_shape if d not in asked]
-        x = transpose(x, Shape([*kept, *(d for d in x.shape if d not in kept)]))
+        gone = [d for d in new_shape if d not in requested]
+        x = transpose(x, Shape([*gone, *(d for d in x.shape if d not in gone)]))
     _check_order(name, x, new_shape)
     check_names_differ(name, new_shape, x.shape)
     return ReshapeOperation(x, new_shape, name=name).outputs[0]

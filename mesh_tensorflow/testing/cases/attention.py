@@ -78,10 +78,10 @@ def _padded(a, before, after=0, axis=-2):
 def _one_step(x, prev_k, prev_v, qkvo, place, replace, visible):
     """Returns (y, k, v) of a decoding step that writes to one index of the cache."""
     q, k, v, wo = _qkv(x[:, None], x[:, None], qkvo)
-    kept = np.arange(prev_k.shape[-2]) != place if replace else np.ones(prev_k.shape[-2])
-    here = (np.arange(prev_k.shape[-2]) == place).astype(float)
-    new_k = prev_k * kept[:, None] + k * here[:, None]
-    new_v = prev_v * kept[:, None] + v * here[:, None]
+    unchanged = np.arange(prev_k.shape[-2]) != place if replace else np.ones(prev_k.shape[-2])
+    written = (np.arange(prev_k.shape[-2]) == place).astype(float)
+    new_k = prev_k * unchanged[:, None] + k * written[:, None]
+    new_v = prev_v * unchanged[:, None] + v * written[:, None]
     return [_output(attend(q, new_k, new_v, hide(~visible)), wo)[:, 0], new_k, new_v]
 
 

@@ -119,12 +119,12 @@ _FORMS = {
 
 
 def _form_case(fn, oracle, form, kind="", second="", **kwargs):
-    left, right, out, given = _FORMS[form]
-    given = None if given is None else shape(given)
+    left, right, out, output_shape = _FORMS[form]
+    output_shape = None if output_shape is None else shape(output_shape)
     return case(
         f"{fn.__name__}_{form}",
         [f"{left}/{kind}", f"{right}/{second or kind}"],
-        lambda x, y: fn(x, y, output_shape=given),
+        lambda x, y: fn(x, y, output_shape=output_shape),
         on(oracle, left, right, out),
         # Additions may be delayed as partial sums; other functions all lower in the same way.
         thorough=fn is mtf.add or form == "crossed",

@@ -217,8 +217,8 @@ def _gather(weights, indices):
     """Gathers entries of axis 0 of the weights; zeros where the index is out of range."""
     inside = (indices >= 0) & (indices < weights.shape[0])
     # NumPy would count negative indices from the end.
-    taken = weights[np.where(inside, indices, 0)]
-    return taken * inside.reshape(inside.shape + (1,) * (weights.ndim - 1))
+    rows = weights[np.where(inside, indices, 0)]
+    return rows * inside.reshape(inside.shape + (1,) * (weights.ndim - 1))
 
 
 def _entries(weights, indices, out):

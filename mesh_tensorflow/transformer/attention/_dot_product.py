@@ -80,16 +80,16 @@ def by_positions(x: mtf.Tensor, context: Context) -> mtf.Tensor:
 def of_heads(context: Context) -> Context:
     """Returns a Context with the length that attention has, for masks, biases and losses."""
     # Shallow: the lists of losses and states, and the cache, remain those of the call.
-    made = copy.copy(context)
+    copied = copy.copy(context)
     # The whole length has a name that no rule splits, while heads get one that a rule may split.
-    made.length_dim = mtf.Dimension(_WHOLE_LENGTH, context.length_dim.size)
-    made.exchanged_length_dim = context.length_dim
+    copied.length_dim = mtf.Dimension(_WHOLE_LENGTH, context.length_dim.size)
+    copied.exchanged_length_dim = context.length_dim
     for name in _OF_POSITIONS:
         value = getattr(context, name, None)
         if isinstance(value, mtf.Tensor):
             names = {context.length_dim.name: _WHOLE_LENGTH, _MEMORY: _WHOLE_MEMORY}
-            setattr(made, name, _renamed(value, names))
-    return made
+            setattr(copied, name, _renamed(value, names))
+    return copied
 
 
 def matched(x: mtf.Tensor, context: Context) -> mtf.Tensor:
@@ -246,19 +246,19 @@ def split_again(x: Optional[mtf.Tensor], split: Optional[_Split]) -> Optional[mt
     if x is None or split is None:
         return x
     y = mtf.replace_dimensions(x, *split) if split[0] in x.shape else x
-    made: Optional[MadeOf] = x.made_of
-    if made is None:
+    terms: Optional[MadeOf] = x.made_of
+    if terms is None:
         return y
     again: Any = functools.partial(split_again, split=split)
-    visible = [(name, again(a), again(b)) for name, a, b in made.visible]
+    visible = [(name, again(a), again(b)) for name, a, b in terms.visible]
     distances = [
         d._replace(values=again(d.values), here=again(d.here), there=again(d.there))
-        for d in made.distances
+        for d in terms.distances
     ]
-    if made.stands_in:
+    if terms.stands_in:
         # It is a scalar, but its parts have the batch: left whole, it would be crossed with itself.
         return _masks.stand_in(x.mesh, visible, x.dtype, distances)
-    return y if y is x else _masks.made_of(y, visible, again(made.rest), distances)
+    return y if y is x else _masks.made_of(y, visible, again(terms.rest), distances)
 
 
 def maybe_reshape_attention_input_for_2d_sharding(

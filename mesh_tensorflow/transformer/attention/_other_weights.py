@@ -395,15 +395,17 @@ class _SyntheticLogits:
         return _first(logits, self.memory_length_dim)
 
 
-def _only(context: Context, products: Optional[mtf.Tensor], made: mtf.Tensor) -> mtf.Tensor:
-    return made
+def _only(context: Context, products: Optional[mtf.Tensor], synthetic: mtf.Tensor) -> mtf.Tensor:
+    return synthetic
 
 
-def _plus(context: Context, products: Optional[mtf.Tensor], made: mtf.Tensor) -> mtf.Tensor:
-    return products + made
+def _plus(context: Context, products: Optional[mtf.Tensor], synthetic: mtf.Tensor) -> mtf.Tensor:
+    return products + synthetic
 
 
-def _plus_alpha(context: Context, products: Optional[mtf.Tensor], made: mtf.Tensor) -> mtf.Tensor:
+def _plus_alpha(
+    context: Context, products: Optional[mtf.Tensor], synthetic: mtf.Tensor
+) -> mtf.Tensor:
     """Returns a learned mix of products and synthetic logits."""
     alpha = mtf.get_variable(
         context.mesh,
@@ -414,7 +416,7 @@ def _plus_alpha(context: Context, products: Optional[mtf.Tensor], made: mtf.Tens
     )
     # The sigmoid keeps the mix between both; alpha begins as 0, and so the mix as one half.
     alpha = mtf.sigmoid(mtf.reshape(alpha, []))
-    return products * (1.0 - alpha) + made * alpha
+    return products * (1.0 - alpha) + synthetic * alpha
 
 
 _Mode = tuple[Callable[..., mtf.Tensor], Callable[..., mtf.Tensor]]

@@ -510,11 +510,11 @@ class ExpertsAttentionParams(AttentionParams):
         """Returns queries; in mode "qkv" the experts compute the keys at the same time."""
         if not self._query_by_experts:
             return super().compute_q(query_antecedent)
-        made = self.moe_layer.call(self.context, query_antecedent)
+        q = self.moe_layer.call(self.context, query_antecedent)
         if self._keys_by_experts:
-            made, keys = made
+            q, keys = q
             self._keys = self._in_heads(keys)
-        return self.scaled(self._in_heads(made))
+        return self.scaled(self._in_heads(q))
 
     def compute_k(self, memory_antecedent: mtf.Tensor) -> mtf.Tensor:
         """Returns keys, which double as values; see `compute_kv`."""
@@ -552,6 +552,6 @@ class ExpertsAttentionParams(AttentionParams):
         context = copy.copy(self.context)
         context.length_dim = length_dim
         context.sequence_id = sequence_id
-        made = self.moe_layer.call(context, memory_antecedent)
+        keys = self.moe_layer.call(context, memory_antecedent)
         # Experts for both make queries of the memory too, which no one needs.
-        return self._in_heads(made[1] if self._query_by_experts else made)
+        return self._in_heads(keys[1] if self._query_by_experts else keys)

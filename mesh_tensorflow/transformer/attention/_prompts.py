@@ -85,9 +85,9 @@ def _of_task(
     inner = mtf.einsum([prompts, up], output_shape=[tasks, length, hidden])
     inner = _dropped(mtf.relu(inner), context, dropout_rate)
     heads = [d for d in down.shape if d not in (tasks, hidden)]
-    made = mtf.einsum([inner, down], output_shape=[tasks, length, *heads])
+    prompts_of_tasks = mtf.einsum([inner, down], output_shape=[tasks, length, *heads])
     # Results are gathered, since weights of each example's task would be a matrix per example.
-    return mtf.gather(made, _task_ids(context), tasks)
+    return mtf.gather(prompts_of_tasks, _task_ids(context), tasks)
 
 
 def make_params_mtlprompt(
@@ -168,8 +168,10 @@ def _task_embedding(context: Context, scope: Optional[str], dropout_rate: float)
     joined = joined_channels([raw, of_layer])
     inner = mtf.relu(mtf.einsum([joined, one], output_shape=[tasks, one.shape.dims[-1]]))
     inner = _dropped(inner, context, dropout_rate)
-    made = mtf.einsum([inner, two], output_shape=[tasks, two.shape.dims[-1]])
-    return layers.layer_norm(made, made.shape.dims[-1], name="prompt_task_embed_layernorm")
+    embedding = mtf.einsum([inner, two], output_shape=[tasks, two.shape.dims[-1]])
+    return layers.layer_norm(
+        embedding, embedding.shape.dims[-1], name="prompt_task_embed_layernorm"
+    )
 
 
 def make_params_hyperprompt(
@@ -214,7 +216,7 @@ def make_params_hyperprompt(
     prompts = _prompts(context, scope, dropout_rate)
     embedding = _task_embedding(context, scope, dropout_rate)
     tasks, channels = embedding.shape.dims
-    made = []
+    of_both = []
     for part in "kv":
         nets = (_shared(context, scope, f"hypernet_w_{part}_{way}") for way in ("up", "down"))
         # Tasks have weights of their own, made of their embeddings: w[t] = embedding[t] net.
@@ -222,8 +224,8 @@ def make_params_hyperprompt(
             mtf.einsum([embedding, net], output_shape=[tasks, *(net.shape - channels)])
             for net in nets
         )
-        made.append(_of_task(prompts, up, down, hidden, context, dropout_rate))
-    k, v = made
+        of_both.append(_of_task(prompts, up, down, hidden, context, dropout_rate))
+    k, v = of_both
     return k, v
 
 
@@ -269,11 +271,11 @@ def concat_hyper_prompts_kv(
     """
     arguments = arguments_of(make_params_mtlprompt, locals())
     if use_hyperprompt:
-        made = make_params_hyperprompt(**arguments, scope=scope_encoder_or_decoder)
+        prompts = make_params_hyperprompt(**arguments, scope=scope_encoder_or_decoder)
     else:
-        made = make_params_mtlprompt(**arguments)
+        prompts = make_params_mtlprompt(**arguments)
     # Hyperparameters of the layer fix the memory's length before there are prompts to measure.
-    length = made[0].shape.get_dim_by_name(memory_length.name).size
+    length = prompts[0].shape.get_dim_by_name(memory_length.name).size
     if length != prompt_length:
         raise ValueError(
             f"prompts: those of context.shared_params have length {length}, the layer was made for "
@@ -283,7 +285,7 @@ def concat_hyper_prompts_kv(
     k, v = (
         mtf.concat([prompt, mtf.transpose(x, prompt.shape.resize_dimension(
             memory_length.name, memory_length.size))], memory_length.name)
-        for prompt, x in zip(made, (k, v))
+        for prompt, x in zip(prompts, (k, v))
     )  # fmt: skip
     longer = mtf.Dimension(memory_length.name, memory_length.size + prompt_length)
     # The prompts have the first positions; biases subtract their number from those of the sequence.

@@ -486,20 +486,20 @@ class Assignment:
         places = mtf.cumsum(choices, router.group_dim, exclusive=True)
         if router.chosen is not None:
             places += router.chosen
-        kept = choices * mtf.to_float(mtf.less(places, float(router.capacity_dim.size)))
+        fits = choices * mtf.to_float(mtf.less(places, float(router.capacity_dim.size)))
         # A call chooses at most one expert for a token, so the sum is the token's place there.
         # Tokens without one have place 0 here, where `kept` makes their gate 0.
-        place = mtf.reduce_sum(places * kept, reduced_dim=router.experts_dim)
+        place = mtf.reduce_sum(places * fits, reduced_dim=router.experts_dim)
         combine = mtf.einsum(
-            [kept, gates, mtf.one_hot(mtf.to_int32(place), router.capacity_dim)],
-            output_shape=kept.shape + router.capacity_dim,
+            [fits, gates, mtf.one_hot(mtf.to_int32(place), router.capacity_dim)],
+            output_shape=fits.shape + router.capacity_dim,
         )
         # Of all choices, also those that got no place: where there are such, the expert is full
         # anyway.
         chosen = mtf.reduce_sum(choices, reduced_dim=router.group_dim)
         router.chosen = chosen if router.chosen is None else router.chosen + chosen
         self.combine = combine if self.combine is None else self.combine + combine
-        return mtf.reduce_sum(kept, reduced_dim=router.experts_dim)
+        return mtf.reduce_sum(fits, reduced_dim=router.experts_dim)
 
 
 def best_of_group(router: Router, scores: mtf.Tensor) -> tuple[mtf.Tensor, mtf.Tensor]:

@@ -541,17 +541,17 @@ def make_layer_stack(
             f"make_layer_stack: layers must be a list of classes of layers, got {layers!r}"
         )
     entries = [_layer_of(entry) for entry in layers]
-    made: list[TransformerLayer] = []
+    stack: list[TransformerLayer] = []
     for block in range(num_layers):
         for i, (cls, name, kwargs) in enumerate(entries):
             # One for each block: a layer holds its name, by which its variables are its own.
             layer = cls(**kwargs)
             # Scopes of blocks tell equal layers apart; without them, numbers must go on.
-            number = i if block_scope else len(made)
+            number = i if block_scope else len(stack)
             name = name or f"layer_{number:03d}"
             layer.set_name(f"block_{block:03d}/{name}" if block_scope else name)
-            made.append(layer)
-    return layer_stack_cls(made)
+            stack.append(layer)
+    return layer_stack_cls(stack)
 
 
 @gin.configurable(module=_MODULE)
@@ -579,7 +579,7 @@ def make_bitransformer(
         "encoder": (encoder_name, input_vocab_size, None),
         "decoder": (decoder_name, output_vocab_size, output_vocab_size),
     }
-    made = []
+    models = []
     for scope, (name, inputs, outputs) in sides.items():
         with gin.config_scope(scope):
             model = Unitransformer(
@@ -591,8 +591,8 @@ def make_bitransformer(
                 layout=layout,
                 mesh_shape=mesh_shape,
             )
-        made.append(model)
-    return bitransformer_cls(*made)
+        models.append(model)
+    return bitransformer_cls(*models)
 
 
 @gin.configurable(module=_MODULE)

@@ -343,8 +343,8 @@ class Choice:
             left_out = self._left_out(top, top_dim)
             count: Union[int, mtf.Tensor] = top_dim.size
             if left_out is not None:
-                kept = mtf.to_int32(mtf.logical_not(left_out))
-                count = mtf.reduce_sum(kept, reduced_dim=top_dim)
+                is_left = mtf.to_int32(mtf.logical_not(left_out))
+                count = mtf.reduce_sum(is_left, reduced_dim=top_dim)
                 # In the place of what is left out, one that is no lowest.
                 best = mtf.reduce_max(top, reduced_dim=top_dim)
                 top = mtf.where(left_out, mtf.broadcast(best, top.shape), top)
@@ -673,11 +673,11 @@ class Speculation:
         for reached, most in ((added, self.limit), (position, self.model.length_dim.size)):
             inside = mtf.less(mtf.add(reached, offsets, output_shape=fed.shape), most)
             valid = mtf.logical_and(valid, inside)
-        taken = mtf.to_int32(valid)
-        number = mtf.reduce_sum(taken, reduced_dim=self.several)
+        is_valid = mtf.to_int32(valid)
+        number = mtf.reduce_sum(is_valid, reduced_dim=self.several)
         # Rows are at different positions, so ids are added at places, where there are zeros so far.
         places = mtf.one_hot(positions, self.model.length_dim, dtype=tf.int32)
-        ids += mtf.einsum([new * taken, places], output_shape=ids.shape)
+        ids += mtf.einsum([new * is_valid, places], output_shape=ids.shape)
         latest = mtf.gather(new, mtf.maximum(number - 1, 0), self.several)
         # A row that is done adds nothing, and keeps its last id.
         last = mtf.where(mtf.greater(number, 0), latest, last)
@@ -728,8 +728,8 @@ class Speculation:
         p = mtf.softmax(scaled, vocab_dim)
         qs = [mtf.softmax(x, vocab_dim) for x in odds]
         q = mtf.stack([*qs, mtf.zeros_like(qs[0])], SPECULATED, axis)
-        here = mtf.one_hot(ids, vocab_dim, dtype=p.dtype)
-        p_id, q_id = (mtf.einsum([x, here], output_shape=ids.shape) for x in (p, q))
+        at_id = mtf.one_hot(ids, vocab_dim, dtype=p.dtype)
+        p_id, q_id = (mtf.einsum([x, at_id], output_shape=ids.shape) for x in (p, q))
         # With the probability min(1, p / q) (Leviathan et al., 2023, algorithm 1), without a
         # division by a q that may be 0.
         accepts = mtf.less(mtf.random_uniform(ids.mesh, ids.shape, dtype=p.dtype) * q_id, p_id)

@@ -138,7 +138,7 @@ class Stages:
     @property
     def placeholders(self) -> dict[mtf.Tensor, str]:
         """What stood for variables in the first call, with their names."""
-        return {asked.placeholder: name for name, asked in self._variables.items()}
+        return {variable.placeholder: name for name, variable in self._variables.items()}
 
     def zeros(self, shape: mtf.Shape, dtype: tf.DType) -> mtf.Tensor:
         """Returns what stands for a Tensor in the first call."""
@@ -179,7 +179,7 @@ class Stages:
         """Returns random values for all stages; see StagesLike."""
         inside = self._in_all(shape)
         if self._given is None:
-            asked = _Asked(
+            request = _Asked(
                 # A layer in a row draws for the whole batch, of which microbatches get their rows.
                 self._pipes.whole(shape),
                 kwargs,
@@ -187,8 +187,8 @@ class Stages:
                 self.position,
                 tf_fn=tf_fn,
             )
-            self._random.append(asked)
-            return asked.placeholder
+            self._random.append(request)
+            return request.placeholder
         # They were made in the order of the first call, which the layers repeat.
         # A gradient function draws for itself: it is called when all of them have been taken.
         noise = next(self._noise, None)
@@ -201,20 +201,20 @@ class Stages:
 
         They are made in the order in which the layers in a row make them.
         """
-        made: dict[str, list[mtf.Tensor]] = {name: [] for name in self._variables}
+        weights: dict[str, list[mtf.Tensor]] = {name: [] for name in self._variables}
         for slot in range(self._pipes.slots):
-            for name, asked in self._variables.items():
+            for name, variable in self._variables.items():
                 # What layers share is made once, as later layers in a row find it in the cache.
                 if not slot or name not in self.shared:
-                    made[name].append(self._make(asked, slot))
+                    weights[name].append(self._make(variable, slot))
         return {
             # What all stages share is one Tensor, and needs no dimension of stages.
             name: values[0] if len(set(values)) == 1 else self._pipes.joined(values)
-            for name, values in made.items()
+            for name, values in weights.items()
         }
 
-    def _make(self, asked: _Asked, slot: int) -> mtf.Tensor:
-        scope = asked.scope
+    def _make(self, variable: _Asked, slot: int) -> mtf.Tensor:
+        scope = variable.scope
         # The name is whole, but initializers and custom getters are those of the layer's scope.
         at_root = tf.VariableScope(
             reuse=scope.reuse,
@@ -225,23 +225,23 @@ class Stages:
             dtype=scope.dtype,
             constraint=scope.constraint,
         )
-        kwargs = dict(asked.kwargs)
+        kwargs = dict(variable.kwargs)
         initializer: Any = kwargs.get("initializer")
         # Layers in a row each make one, with a seed of its own; here the first stage's has made it.
         if slot and draws_its_seed(initializer):
             kwargs["initializer"] = type(initializer).from_config(initializer.get_config())
         with tf.variable_scope(at_root, auxiliary_name_scope=False):
             return mtf.get_variable(
-                self._mesh, self._name_in(asked, slot), asked.shape, asked.dtype, **kwargs
+                self._mesh, self._name_in(variable, slot), variable.shape, variable.dtype, **kwargs
             )
 
-    def _name_in(self, asked: _Asked, slot: int) -> str:
+    def _name_in(self, variable: _Asked, slot: int) -> str:
         """Returns the name that a variable of the first stage has in another one."""
-        names = self._names[asked.position]
-        first, there = ("/".join(filter(None, (self._scope, n))) for n in (names[0], names[slot]))
-        if asked.name.startswith(f"{first}/"):
-            return f"{there}/{asked.name.removeprefix(first + '/')}".removeprefix("/")
-        return asked.name
+        names = self._names[variable.position]
+        first, in_slot = ("/".join(filter(None, (self._scope, n))) for n in (names[0], names[slot]))
+        if variable.name.startswith(f"{first}/"):
+            return f"{in_slot}/{variable.name.removeprefix(first + '/')}".removeprefix("/")
+        return variable.name
 
     def make_noise(self) -> list[Optional[mtf.Tensor]]:
         """Returns random values of the whole batch in all stages, as layers in a row draw them.
@@ -251,9 +251,9 @@ class Stages:
         drawn: list[list[mtf.Tensor]] = [[] for _ in self._random]
         # Stage by stage, each layer by layer: so seeds are those of layers in a row.
         for _ in range(self._pipes.slots):
-            for asked, values in zip(self._random, drawn):
-                if self._pipes.batch in asked.shape and asked.tf_fn is not None:
-                    op = RandomOperation(self._mesh, asked.shape, asked.tf_fn, **asked.kwargs)
+            for request, values in zip(self._random, drawn):
+                if self._pipes.batch in request.shape and request.tf_fn is not None:
+                    op = RandomOperation(self._mesh, request.shape, request.tf_fn, **request.kwargs)
                     values += op.outputs
                 else:
                     # A layer in a row would take this number, which seeds its values.
@@ -648,12 +648,12 @@ class _Call:
         # Only shapes matter in this call, so that zeros do for all.
         x = stages.zeros(self._pipes.within(self._x.shape), self._x.dtype)
         inner = self._inner_context(stand_in)
-        known = set(self._context.cache)
+        cached = set(self._context.cache)
         # A copy, as only a comparison tells which attributes the layers have set.
         before = dict(vars(inner))
         self._apply(inner, x)
         operations = graph.operations[start:]
-        new = {key: value for key, value in inner.cache.items() if key not in known}
+        new = {key: value for key, value in inner.cache.items() if key not in cached}
         variables = stages.placeholders
         shared = {key: variables[v] for key, v in new.items() if v in variables}
         stages.shared.update(shared.values())

@@ -618,8 +618,8 @@ class LayerStack(TransformerLayer):
             return None
         layout, mesh_shape = context.model.layout, context.model.mesh_shape
         # Without both the budget is that of one processor with all of the activations.
-        known = layout is not None and mesh_shape is not None
-        where = (layout, mesh_shape) if known else (None, None)
+        is_known = layout is not None and mesh_shape is not None
+        where = (layout, mesh_shape) if is_known else (None, None)
         return mtf.RecomputeBudget(self._recompute_budget, *where)
 
     def _check_no_budget(self) -> None:

@@ -61,9 +61,9 @@ def _for_ensemble(model: Unitransformer, ids: mtf.Tensor) -> mtf.Tensor:
 def _embedding(model: Unitransformer, context: Context, mesh: mtf.Mesh) -> VocabEmbedding:
     shared = context.shared_params
     if "embedding" not in shared:
-        made = new_embedding(model, mesh, context.variable_dtype)
+        embedding = new_embedding(model, mesh, context.variable_dtype)
         # Loss functions read it from the Context. The caller's dictionary must not change.
-        context.shared_params = {**shared, "embedding": made}
+        context.shared_params = {**shared, "embedding": embedding}
     return context.shared_params["embedding"]
 
 

@@ -196,11 +196,11 @@ class LocalSelfAttention(SelfAttention):
         self, context: Context, q: mtf.Tensor, new: list[mtf.Tensor]
     ) -> mtf.Tensor:
         window = self._state_dim(context)
-        here = made_once(
+        position = made_once(
             context, ("window", window), lambda: mtf.mod(context.position, window.size)
         )
         # This overwrites the position of one window ago, which is just out of reach.
-        kv = _parts.updated_states(context, new, window, position=here)
+        kv = _parts.updated_states(context, new, window, position=position)
         bias = made_once(
             context, ("hidden of window", window), lambda: _hidden_of_window(context, window)
         )

@@ -57,8 +57,8 @@ def _sentinels_so_far(context: Context, is_sentinel: mtf.Tensor) -> mtf.Tensor:
         before = count
         if context.initial_position is not None:
             positions = mtf.range(context.mesh, context.length_dim, tf.int32)
-            known = mtf.less(positions, context.initial_position)
-            before = mtf.multiply(count, mtf.to_int32(known), output_shape=count.shape)
+            is_past = mtf.less(positions, context.initial_position)
+            before = mtf.multiply(count, mtf.to_int32(is_past), output_shape=count.shape)
         total = mtf.reduce_sum(before, reduced_dim=context.length_dim)
         # Floating point, since beam search selects states by a matrix product.
         context.record_new_states([mtf.to_float(total)])
@@ -91,18 +91,18 @@ def relative_position_spans(context: Context, num_sentinels: int = gin.REQUIRED)
     memory = context.encoder_length_dim
     # Of the size without what pads it to a multiple: sentinels end where the vocabulary does.
     first = context.model.input_vocab_size_unpadded - num_sentinels
-    there = mtf.cumsum(mtf.to_int32(mtf.greater_equal(encoder_ids, first)), memory)
-    here = _sentinels_so_far(context, mtf.greater_equal(context.inputs, first))
+    of_memory = mtf.cumsum(mtf.to_int32(mtf.greater_equal(encoder_ids, first)), memory)
+    of_query = _sentinels_so_far(context, mtf.greater_equal(context.inputs, first))
     length = context.length_dim.size
     if context.sequence_id is not None and context.encoder_sequence_id is not None:
         # Packed examples do not share counts.
-        there = there + context.encoder_sequence_id * length
-        here = here + context.sequence_id * length
-    shape = mtf.Shape([*here.shape, memory])
+        of_memory = of_memory + context.encoder_sequence_id * length
+        of_query = of_query + context.sequence_id * length
+    shape = mtf.Shape([*of_query.shape, memory])
     # Counts of the encoder never fall within an example, so the number of smaller ones is the index
     # of the sentinel that the query has reached.
     place = mtf.reduce_sum(
-        mtf.to_int32(mtf.less(there, here, output_shape=shape)), reduced_dim=memory
+        mtf.to_int32(mtf.less(of_memory, of_query, output_shape=shape)), reduced_dim=memory
     )
     return mtf.sub(place, mtf.range(context.mesh, memory, tf.int32), output_shape=shape)
 

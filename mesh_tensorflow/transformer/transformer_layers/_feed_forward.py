@@ -174,8 +174,8 @@ class Conv1D(TransformerLayer):
         masked = self._without_padding(context, x)
         if context.mode == "first_part":
             # What steps would have recorded, which mask padding only if they are asked to.
-            kept = masked if self.masks_decoded_padding else x
-            self.record_states_first_part_mode(context, kept, filter_size)
+            recorded = masked if self.masks_decoded_padding else x
+            self.record_states_first_part_mode(context, recorded, filter_size)
         return masked
 
     def _without_padding(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
@@ -252,10 +252,10 @@ class Conv1D(TransformerLayer):
         """
         # The oldest input falls out, and the place of the latest one becomes free.
         moved = mtf.shift(old_state, -1, filter_dim, wrap=False)
-        there = mtf.one_hot(position, filter_dim, dtype=dtype)
+        written = mtf.one_hot(position, filter_dim, dtype=dtype)
         # state[t] = x at the position, and the old state[t + 1] elsewhere.
-        return mtf.cast(moved, dtype) * (1.0 - there) + mtf.einsum(
-            [mtf.cast(x, dtype), there], output_shape=old_state.shape
+        return mtf.cast(moved, dtype) * (1.0 - written) + mtf.einsum(
+            [mtf.cast(x, dtype), written], output_shape=old_state.shape
         )
 
 

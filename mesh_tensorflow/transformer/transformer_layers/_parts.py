@@ -149,8 +149,8 @@ def alibi(
     sizes = [d.size for d in heads_dims]
     values = -np.multiply.outer(_slopes(math.prod(sizes)).reshape(sizes), distance)
     shape = mtf.Shape([*heads_dims, buckets_dim])
-    made = mtf.constant(context.mesh, values.astype(np.float32), shape, tf.float32)
-    return _masks.Distances(Buckets(buckets_dim.size, both, 0), made, buckets_dim, here, there)
+    slopes = mtf.constant(context.mesh, values.astype(np.float32), shape, tf.float32)
+    return _masks.Distances(Buckets(buckets_dim.size, both, 0), slopes, buckets_dim, here, there)
 
 
 def _slopes(heads: int) -> np.ndarray:
@@ -308,12 +308,12 @@ def states_so_far(
     if context.mode == "incremental":
         return updated_states(context, new, dim)
     if context.mode == "first_part":
-        kept = new if keep is None else [keep(x, dim) for x in new]
+        states_kept = new if keep is None else [keep(x, dim) for x in new]
         length = getattr(context, "states_length", None)  # which a user's context may lack
         if length is not None:
             missing = length - context.length_dim.size
-            kept = [mtf.pad(x, [0, missing], dim.name) for x in kept]
-        context.record_new_states(kept)
+            states_kept = [mtf.pad(x, [0, missing], dim.name) for x in states_kept]
+        context.record_new_states(states_kept)
     return new
 
 
@@ -343,6 +343,6 @@ def constant_states(
     states, memory_length = make(encoded), memory_length_of(encoded)
     if context.mode == "first_part":
         # Only what is kept is transposed, as it is read in each step.
-        kept = states if keep is None else [keep(state, memory_length) for state in states]
-        context.record_constant_state((*kept, memory_length))
+        recorded = states if keep is None else [keep(state, memory_length) for state in states]
+        context.record_constant_state((*recorded, memory_length))
     return (*states, memory_length)

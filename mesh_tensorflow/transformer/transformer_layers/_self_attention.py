@@ -53,12 +53,12 @@ def _conditions(
     # Each compares a tensor of queries with one of the memory, so that blocks and rings can compare
     # their parts, and need no mask of all pairs.
     conditions: list[tuple[str, Any, mtf.Tensor]] = []
-    here = query_position(context)
+    position = query_position(context)
     smallest, largest = layer.min_relative_position(context), layer.max_relative_position(context)
     if smallest is not None:
-        conditions.append(("less_equal", here + smallest, memory_position))
+        conditions.append(("less_equal", position + smallest, memory_position))
     if largest is not None:
-        conditions.append(("greater_equal", here + largest, memory_position))
+        conditions.append(("greater_equal", position + largest, memory_position))
     # Position i sees j if read[i] >= write[j]: with positions as priorities, the causal mask.
     if context.write_priority is not None:
         written = layer.rename_length_to_memory_length(context.write_priority, context)
@@ -122,8 +122,8 @@ def _distances(
     # Where later positions are hidden, all buckets are for distances back.
     both = not context.model.fully_autoregressive
     if kind == "alibi":
-        made = _parts.alibi(context, heads_dims, here, there, both)
-        return made._replace(values=_dot_product.matched(made.values, context))
+        distances = _parts.alibi(context, heads_dims, here, there, both)
+        return distances._replace(values=_dot_product.matched(distances.values, context))
     buckets_dim = mtf.Dimension("buckets", layer.relative_attention_num_buckets)
     if kind == "contextual":
         assert q is not None
@@ -492,12 +492,12 @@ class SelfAttention(transformer.TransformerLayer):
             return made_once(
                 context, ("positions", dim), lambda: mtf.range(context.mesh, dim, tf.int32)
             )
-        here = query_position(context)
+        position = query_position(context)
         return made_once(
             context,
             # Subclasses may rename in another way.
-            ("memory position", here, type(self), self.memory_length(context)),
-            lambda: self.rename_length_to_memory_length(here, context),
+            ("memory position", position, type(self), self.memory_length(context)),
+            lambda: self.rename_length_to_memory_length(position, context),
         )
 
     def _prompts(self) -> tuple[Optional[str], Optional[int]]:
@@ -534,19 +534,21 @@ class SelfAttention(transformer.TransformerLayer):
         memory_length = memory_position.shape.dims[-1]
         # The memory is longer than the sequence by what was prepended to it.
         num_prompts = memory_length.size - context.length_dim.size if use_prompt_kv else 0
-        here = query_position(context)
+        position = query_position(context)
         # Prompts have no ids to compare parts of the memory by, so they get the whole mask.
         if _parts.in_ring(self, context, _NOT_IN_RINGS) and not num_prompts:
             visible = _conditions(self, context, memory_position)
-            far = _distances(self, context, here, memory_position, heads_dims, q)
+            far = _distances(self, context, position, memory_position, heads_dims, q)
             distances = [] if far is None else [far]
             if not visible and not distances:
                 return None
             return _masks.stand_in(context.mesh, visible, context.activation_dtype, distances)
         # Prompts come first; distances within the sequence are those that it has without them.
-        there = memory_position - num_prompts if num_prompts else memory_position
+        position_of_key = memory_position - num_prompts if num_prompts else memory_position
         relative_position = made_once(
-            context, ("relative_position", there, here), lambda: there - here
+            context,
+            ("relative_position", position_of_key, position),
+            lambda: position_of_key - position,
         )
         bounds = (self.min_relative_position(context), self.max_relative_position(context))
         hidden = made_once(
@@ -554,7 +556,7 @@ class SelfAttention(transformer.TransformerLayer):
             ("hidden", relative_position, memory_position, num_prompts, bounds, *_ids_of(context)),
             lambda: _hidden(self, context, relative_position, memory_position, num_prompts),
         )
-        far = _distances(self, context, here, there, heads_dims, q)
+        far = _distances(self, context, position, position_of_key, heads_dims, q)
         if far is None:
             return hidden
         bucketed = made_once(
@@ -576,9 +578,9 @@ class SelfAttention(transformer.TransformerLayer):
             return _masks.made_of(near, (), rest, distances) if by_distance else near
         # In the order of the logits, so that the sum with them needs no transposition.
         order = [*x.shape.dims[:-1], *heads_dims, memory_length]
-        known = [d for d in order if d in near.shape or d in hidden.shape]
-        others = [d for d in near.shape.dims + hidden.shape.dims if d not in known]
-        dims = (*dict.fromkeys(others), *known)
+        in_order = [d for d in order if d in near.shape or d in hidden.shape]
+        others = [d for d in near.shape.dims + hidden.shape.dims if d not in in_order]
+        dims = (*dict.fromkeys(others), *in_order)
         bias = made_once(
             context, ("bias", near, hidden, dims), lambda: mtf.add(near, hidden, mtf.Shape(dims))
         )

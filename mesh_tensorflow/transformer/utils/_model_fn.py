@@ -332,14 +332,14 @@ def _scopes_in_checkpoint(
     for stack, scopes in in_model.items():
         new = set(new_layers.get(stack) or ())
         old = [scope for i, scope in enumerate(scopes) if i not in new]
-        there = in_checkpoint.get(stack, [])
-        if len(old) != len(there):
+        others = in_checkpoint.get(stack, [])
+        if len(old) != len(others):
             raise ValueError(
                 "Invalid checkpoint to load. Number of layers in ckpt and current model (minus "
-                f"`new_layers`) must be equal, but of {stack!r} the checkpoint has {len(there)} "
+                f"`new_layers`) must be equal, but of {stack!r} the checkpoint has {len(others)} "
                 f"and the model {len(scopes)}, of which {sorted(new)} are new"
             )
-        scopes_there.update({(stack, scope): other for scope, other in zip(old, there)})
+        scopes_there.update({(stack, scope): other for scope, other in zip(old, others)})
     return scopes_there
 
 
@@ -376,13 +376,13 @@ def flexible_ckpt_init_mapping(
     scopes = _scopes_in_checkpoint(model, saved, new)
     mapping = {}
     for name in model:
-        there = name
+        saved_name = name
         if match := _LAYER.fullmatch(name):
             stack, scope, rest = match.groups()
             # A new layer has no scope there, and so a name that the checkpoint lacks.
-            there = f"{stack}/{scopes.get((stack, scope), '')}/{rest}"
-        if there in saved:
-            mapping[name] = there
+            saved_name = f"{stack}/{scopes.get((stack, scope), '')}/{rest}"
+        if saved_name in saved:
+            mapping[name] = saved_name
 
     def mapped(name: str) -> str:
         if name not in mapping:
@@ -406,7 +406,7 @@ def _load_initial_checkpoint(settings: Settings, graph: mtf.Graph) -> None:
         "init_checkpoint", settings.init_checkpoint_resize, settings.init_checkpoint_shrink
     )
     shapes = {part.name: part.shape for v in graph.all_variables for part in v.parts}
-    wanted = {
+    expected = {
         init_checkpoint_variable_mapping(v.op.name): v
         for v in tf.global_variables()
         if should_load_variable(v.op.name) and re.search(settings.init_variable_filter, v.op.name)
@@ -416,8 +416,8 @@ def _load_initial_checkpoint(settings: Settings, graph: mtf.Graph) -> None:
     choice = checkpoint.choose_initial(
         "init_checkpoint",
         path,
-        wanted,
-        [there for there, v in wanted.items() if v.op.name in trainable],
+        expected,
+        [saved_name for saved_name, v in expected.items() if v.op.name in trainable],
         settings.init_checkpoint_strict,
         "choose variables by should_load_variable.filter_fn, or "
         "tpu_estimator_model_fn.init_variable_filter, name them by "
@@ -425,8 +425,8 @@ def _load_initial_checkpoint(settings: Settings, graph: mtf.Graph) -> None:
         "tpu_estimator_model_fn.init_checkpoint_resize and init_checkpoint_shrink",
         resize=resize,
         dims={
-            there: shapes[v.op.name].dimension_names
-            for there, v in wanted.items()
+            saved_name: shapes[v.op.name].dimension_names
+            for saved_name, v in expected.items()
             if v.op.name in shapes
         },
     )
@@ -561,10 +561,10 @@ def token_metrics(tensors: Mapping[str, tf.Tensor]) -> dict[str, Metric]:
     wrong = tf.reduce_sum((1.0 - right) * weights, axis=-1)
     lengths = tf.reduce_sum(weights, axis=-1)
     # Rows that only fill up the last batch have no targets, and are not counted.
-    there = tf.cast(tf.greater(lengths, 0), tf.float32)
+    has_tokens = tf.cast(tf.greater(lengths, 0), tf.float32)
     return {
         "token_accuracy": tf.metrics.mean(right, weights),
-        "sequence_accuracy": tf.metrics.mean(tf.cast(tf.equal(wrong, 0), tf.float32), there),
+        "sequence_accuracy": tf.metrics.mean(tf.cast(tf.equal(wrong, 0), tf.float32), has_tokens),
         "mean_label": tf.metrics.mean(tf.cast(tensors["targets"], tf.float32), weights),
         "num_eval_tokens": metric_sum(weights, name="num_eval_tokens"),
         "max_targets_length": metric_max(lengths, name="max_targets_length"),
@@ -716,8 +716,8 @@ def prediction_spec(settings: Settings, features: Mapping[str, tf.Tensor]) -> An
     exported: Optional[dict[str, Any]] = None
     if ROWS in features:
         # The batch of an exported model has a fixed size: rows that fill it up are left out.
-        there = {name: x[: features[ROWS]] for name, x in predictions.items()}
-        predictions = _texts(settings, there)
+        of_rows = {name: x[: features[ROWS]] for name, x in predictions.items()}
+        predictions = _texts(settings, of_rows)
         exported = {"serving_default": mtf_estimator.export.PredictOutput(predictions)}
     with outside_program(settings):
         hooks = [mtf.MtfRestoreHook(results.lowering)]

@@ -293,9 +293,9 @@ class _InputCheckpoints(tf.train.SessionRunHook):
         )
         # Kept as long as the model's checkpoint of their step, which has its own rules.
         paths = checkpoint_files.numbered(self._model_dir)
-        kept = {step, *(checkpoint_files.by_step(path)[0] for path in paths)}
+        steps_kept = {step, *(checkpoint_files.by_step(path)[0] for path in paths)}
         for path in checkpoint_files.numbered(self._model_dir, _INPUT_NAME):
-            if checkpoint_files.by_step(path)[0] not in kept:
+            if checkpoint_files.by_step(path)[0] not in steps_kept:
                 checkpoint_files.remove(path)
 
 
