@@ -240,7 +240,7 @@ BYTES = Measure(unit_of_bytes, bytes_text)
 SECONDS = Measure(lambda most: ("ms", 1e-3), lambda seconds: f"{ms_text(seconds)} ms")
 
 
-def _begun(picture: Optional[Picture], title: str, height: float) -> tuple[Picture, Any]:
+def _new_axes(picture: Optional[Picture], title: str, height: float) -> tuple[Picture, Any]:
     """Returns the picture, a new one if None, with a heading, and axes below it."""
     picture = picture or Picture(title)
     picture.words(0, picture.bottom, title, 14, weight="bold")
@@ -287,7 +287,7 @@ def bars(
     """
     totals = [sum(values.values()) for values in rows.values()]
     unit, size = measure.unit(max(totals, default=0))
-    picture, axes = _begun(picture, title, _ROW * max(1, len(rows)))
+    picture, axes = _new_axes(picture, title, _ROW * max(1, len(rows)))
     places, begin = np.arange(len(rows)), np.zeros(len(rows))
     for i, kind in enumerate(kinds):
         values = np.array([row.get(kind, 0) for row in rows.values()], np.float64)
@@ -336,7 +336,7 @@ def areas(
     shows_limit = 0 < limit <= 1.5 * most
     high = max(most, limit) if shows_limit else most
     unit, size = unit_of_bytes(high)
-    picture, axes = _begun(picture, title, _HEIGHT)
+    picture, axes = _new_axes(picture, title, _HEIGHT)
     # Steps and not slopes: what an operation holds is held all through it.
     values = [np.append(v, v[-1:]) / size for v in squeezed.values()]
     colors = [_color(i) for i in range(len(values))]

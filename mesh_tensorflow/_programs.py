@@ -112,7 +112,7 @@ def _of_libraries(frame: types.FrameType) -> bool:
     return generated or bool(installed)
 
 
-def _said_in_its_message(error: BaseException) -> bool:
+def _explains_itself(error: BaseException) -> bool:
     """Whether the message of an error says all: it was raised on purpose, here or in gin.
 
     If code of the user's own was running, the traceback shows where.
@@ -168,7 +168,7 @@ def mistakes_told(program: str) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, Exception) as error:
         interrupted = _is_interrupt(error)
-        if is_set(_TRACEBACK, False) or not (interrupted or _said_in_its_message(error)):
+        if is_set(_TRACEBACK, False) or not (interrupted or _explains_itself(error)):
             raise
         text = "stopped by Ctrl-C" if interrupted else _text(error)
         # Where both streams go to one file, earlier output would else come after the message.

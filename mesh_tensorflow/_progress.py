@@ -69,7 +69,9 @@ class Progress:
         self._leave = leave
         # Within another Progress, `sys.stderr` clears the live line before it writes, and so would
         # undo each drawing. What a silent one writes, nobody reads.
-        self._stream = _itself(sys.stderr if stream is None else stream) if show else io.StringIO()
+        self._stream = (
+            _unwrapped(sys.stderr if stream is None else stream) if show else io.StringIO()
+        )
         self._live = _is_terminal(self._stream)
         self._values: dict[str, Any] = {}
         self._began: Optional[float] = None
@@ -377,6 +379,6 @@ class _Clearing:
         return getattr(self._stream, name)
 
 
-def _itself(stream: TextIO) -> TextIO:
+def _unwrapped(stream: TextIO) -> TextIO:
     """Returns the stream that a live line in the terminal has replaced."""
     return stream._stream if isinstance(stream, _Clearing) else stream

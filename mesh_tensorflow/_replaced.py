@@ -30,7 +30,7 @@ class _Replaceable(types.ModuleType):
         for names in _files_beneath(self.__name__):
             for key, held in list(names.items()):
                 if not key.startswith("__"):
-                    names[key] = _with(held, before, value)
+                    names[key] = _exchanged(held, before, value)
 
 
 def replaceable(name: str) -> None:
@@ -49,13 +49,13 @@ def _files_beneath(public: str) -> list[dict[str, Any]]:
     ]
 
 
-def _with(held: Any, before: object, after: object) -> Any:
+def _exchanged(held: Any, before: object, after: object) -> Any:
     """Returns what a file holds with one function in place of another; tables are changed."""
     if held is before:
         return after
     if type(held) in (dict, list):
         for key, x in list(held.items() if type(held) is dict else enumerate(held)):
-            held[key] = _with(x, before, after)
+            held[key] = _exchanged(x, before, after)
     elif type(held) is tuple:
-        return tuple(_with(x, before, after) for x in held)
+        return tuple(_exchanged(x, before, after) for x in held)
     return held

@@ -639,11 +639,11 @@ def choose_initial(
     # Slots say nothing about which model a checkpoint is of.
     unused = [name for name in sorted(weights_of(saved)) if name not in variables]
     lists = (
-        _list("As they are there", [n for n in in_both if resized and n not in resized])
-        + _list("Resized", list(resized.values()))
-        + _list("Begun anew, as slots of other sizes", slots)
-        + _list("In the model only", lacking)
-        + _list("In the checkpoint only", unused)
+        _listed("As they are there", [n for n in in_both if resized and n not in resized])
+        + _listed("Resized", list(resized.values()))
+        + _listed("Begun anew, as slots of other sizes", slots)
+        + _listed("In the model only", lacking)
+        + _listed("In the checkpoint only", unused)
     )
     if not any(name in saved for name in trained):
         raise ValueError(
@@ -835,9 +835,9 @@ def _check_names(path: str, wanted: Mapping[str, Wanted], saved: Mapping[str, Wa
     extra = [f"{n} {list(saved[n].shape)}" for n in sorted(saved) if n not in wanted]
     raise CheckpointError(
         f"checkpoint {path} is not of this program; no variable was changed."
-        + _list("Missing in the file", missing)
-        + _list("Of another shape or dtype", differs)
-        + _list("In the file only", extra)
+        + _listed("Missing in the file", missing)
+        + _listed("Of another shape or dtype", differs)
+        + _listed("In the file only", extra)
         + "\nBuild the program with the dimensions and names it was saved with, or restore the "
         "variables that match with mtf.checkpoint.Saver(var_list)"
     )
@@ -898,7 +898,7 @@ def _report_damage(path: str, found: Sequence[Faults]) -> None:
     if damaged:
         raise CheckpointError(
             f"the data of checkpoint {path} is damaged or cut short ({why}); no variable was "
-            f"changed.{_list('Variables that cannot be read', damaged)}"
+            f"changed.{_listed('Variables that cannot be read', damaged)}"
             f"\n  {_others(path).strip()}"
         )
 
@@ -915,7 +915,7 @@ def _report(path: str, wanted: Mapping[str, Wanted], found: Sequence[Faults]) ->
         )
 
 
-def _list(title: str, lines: list[str]) -> str:
+def _listed(title: str, lines: list[str]) -> str:
     if not lines:
         return ""
     more = [f"... and {len(lines) - _LONGEST_LIST} more"] if len(lines) > _LONGEST_LIST else []

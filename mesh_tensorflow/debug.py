@@ -473,11 +473,13 @@ def _operation_of(name: str, tables: Sequence[NodeNames]) -> tuple[Optional[Oper
         kind = "transfer"
     else:
         rest = place[1].split("/") if place else []
-        kind = next((c for c in COLLECTIVES if any(_is(part, c) for part in rest)), "compute")
+        kind = next(
+            (c for c in COLLECTIVES if any(_is_collective(part, c) for part in rest)), "compute"
+        )
     return (place[0] if place else None), kind
 
 
-def _is(part: str, collective: str) -> bool:
+def _is_collective(part: str, collective: str) -> bool:
     """Returns whether a part of a node's name is that of a collective, such as allreduce_1."""
     return part == collective or part.rpartition("_")[0] == collective
 

@@ -83,7 +83,7 @@ def _pieces(model: models.LanguageModel, prompt: Any, arguments: dict[str, Any])
     return model.stream(prompt, **arguments)
 
 
-def _told(pieces: Iterator[str]) -> str:
+def _write(pieces: Iterator[str]) -> str:
     """Writes a continuation, and returns it."""
     text = ""
     for piece in pieces:
@@ -104,7 +104,7 @@ def _converse(
         except EOFError:
             return
         messages.append({"role": "user", "content": line})
-        answer = _told(_pieces(model, messages, arguments))
+        answer = _write(_pieces(model, messages, arguments))
         messages.append({"role": "assistant", "content": answer})
 
 
@@ -147,7 +147,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     elif options.prompts_file:
         _continue_lines(model, prompts, options.batch_size, settings)
     else:
-        _told(_pieces(model, options.prompt, settings))
+        _write(_pieces(model, options.prompt, settings))
     return 0
 
 

@@ -290,7 +290,7 @@ def _bool(self: Tensor) -> bool:
     return bool(_number(self, "bool"))
 
 
-def _cheap(values: LookedAt, x: Tensor) -> bool:
+def _is_cheap(values: LookedAt, x: Tensor) -> bool:
     """Returns whether a value may be computed without being asked for."""
     missing = [op for op in values.missing(x) if not isinstance(op, Variable)]
     # The cost of a loop is that of one iteration, whatever their number, so it tells nothing here.
@@ -308,7 +308,7 @@ def _repr(self: Tensor) -> str:
     with within(_showing, True):
         try:
             values = _looked_at(self)
-            if not _cheap(values, self):
+            if not _is_cheap(values, self):
                 return f"{self.to_string}, computed by x.numpy()"
             value = values.value(self).numpy()
         except Exception as e:  # a debugger or a traceback shows what has no value, too

@@ -51,7 +51,7 @@ def slices_as_made() -> contextlib.AbstractContextManager[None]:
     return within(_as_made, True)
 
 
-def _pool() -> tuple[dict, tuple]:
+def _shared_pool() -> tuple[dict, tuple]:
     """Returns the pool of the current graph, and a key of the current context in it.
 
     Values created in a loop, a condition or a TPU computation are not shared with those outside.
@@ -73,19 +73,19 @@ def constant(value: ArrayLike, dtype: tf.DType = tf.int32) -> tf.Tensor:
     """
     if _device.get() is None or tf.executing_eagerly():
         return tf.constant(value, dtype)
-    pool, place = _pool()
+    pool, place = _shared_pool()
     wide = next((w for kind, w in _WIDE if getattr(dtype, kind)), np.int64)
     # In the widest dtype of the kind, which loses nothing; the key has the dtype itself.
     array = np.asarray(value, wide)
     # By bytes, since 0.0 equals -0.0 and a NaN does not equal itself.
     key = (*place, dtype, array.shape, array.tobytes())
     if key not in pool:
-        with _waiting_for_nothing():
+        with _outside_dependencies():
             pool[key] = tf.constant(value, dtype)
     return pool[key]
 
 
-def _waiting_for_nothing() -> contextlib.AbstractContextManager[Any]:
+def _outside_dependencies() -> contextlib.AbstractContextManager[Any]:
     """What is created within waits for its inputs alone, since others share it."""
     context = tf.get_default_graph()._get_control_flow_context()
     # None would also leave a condition or a TPU computation, so within these it may wait.
@@ -112,7 +112,7 @@ def remembered(
     """
     if _device.get() is None or tf.executing_eagerly():
         return make()
-    pool, place = _pool()
+    pool, place = _shared_pool()
     key = (*place, what, *map(id, xs), options)
     if key not in pool:
         # Holding tensors keeps their ids from being used by others.
@@ -124,7 +124,7 @@ def remember_reshaped(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
     """Returns `x` reshaped; `reshaped` of the result to the sizes of `x` will return `x`."""
     y = tf.reshape(x, constant(list(sizes)))
     if _device.get() is not None and not tf.executing_eagerly():
-        pool, place = _pool()
+        pool, place = _shared_pool()
         # The next contraction often needs the matrix again: it finds `x`, without a reshape.
         key = (*place, "reshaped", id(y), tuple(x.shape.as_list()))
         pool[key] = (x, [y])
@@ -161,7 +161,7 @@ def read_here(x: Any) -> Any:
     # A function's graph has what it captures on no device.
     if x.graph is not tf.get_default_graph():
         return x
-    with _waiting_for_nothing():
+    with _outside_dependencies():
         return remembered("read", [x], (), lambda: tf.identity(x))
 
 
@@ -615,7 +615,7 @@ class _Plan(NamedTuple):
     transpose_right: bool
 
 
-def _side(labels: str, contracted: str) -> Optional[tuple[str, bool]]:
+def _free_side(labels: str, contracted: str) -> Optional[tuple[str, bool]]:
     """Returns (free labels, whether the contracted ones come first), or None."""
     # At one end and in one order, contracted dimensions are merged by a reshape alone.
     n = len(contracted)
@@ -632,7 +632,7 @@ def _plan(equation: str) -> Optional[_Plan]:
     inputs, output = equation.split("->")
     left, right = inputs.split(",")
     contracted = "".join(c for c in left if c in right and c not in output)
-    sides = _side(left, contracted), _side(right, contracted)
+    sides = _free_side(left, contracted), _free_side(right, contracted)
     if not contracted or sides[0] is None or sides[1] is None:
         return None
     (left_free, left_first), (right_free, right_first) = sides
@@ -657,7 +657,7 @@ def contract(equation: str, *slices: tf.Tensor) -> tf.Tensor:
     size = {c: s for text, x in zip(labels, slices) for c, s in zip(text, x.shape.as_list())}
     single = {c for c in labels[0] if size[c] == 1 and all(c in part for part in _parts(equation))}
     if single:
-        return _without(single, equation, slices, size)
+        return _without_ones(single, equation, slices, size)
     plan = _plan(equation)
     if plan is None:
         batched = _few_rows_of_each(equation, slices, size)
@@ -745,7 +745,7 @@ def _parts(equation: str) -> list[str]:
     return equation.replace("->", ",").split(",")
 
 
-def _without(
+def _without_ones(
     single: Collection[str], equation: str, slices: Sequence[tf.Tensor], size: Mapping[str, int]
 ) -> tf.Tensor:
     """Contracts without labels of size 1 that are in all operands and in the result.

@@ -140,7 +140,7 @@ def _reads(
                 continue
             calls = any(attr.type in ("func", "list(func)") for attr in op.op_def.attr)
             if op.type in _ENTRANCES or calls:
-                yield from ((source, after) for after in _left(op, step))
+                yield from ((source, after) for after in _first_after(op, step))
             # The old kind is read by whatever takes its memory, except for what passes it on.
             elif op.type in _READS if source.type == "VarHandleOp" else not _is_alias(op):
                 yield source, op
@@ -176,7 +176,7 @@ def _inputs_of_function(graph: tf.Graph, name: str) -> list[tf.Tensor]:
     return [] if function is None else list(function.graph.inputs)
 
 
-def _left(op: tf.Operation, step: Collection[tf.Operation]) -> Iterator[tf.Operation]:
+def _first_after(op: tf.Operation, step: Collection[tf.Operation]) -> Iterator[tf.Operation]:
     """Yields what a step does first after the branch, loop or function that an operation enters."""
     # An operation that calls a function is replaced by the body: it is the results which come after
     # what the body reads.

@@ -28,7 +28,7 @@ class Cache:
 
     def read(self, key: str) -> dict[str, Any]:
         """Returns the value of a key, a dictionary; an empty one if there is none."""
-        return self._all().get(key, {})
+        return self._read_file().get(key, {})
 
     def known_or(
         self,
@@ -65,12 +65,12 @@ class Cache:
             os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
             written = f"{self.path}.{os.getpid()}"
             with open(written, "w", encoding="utf-8") as f:
-                json.dump({**self._all(), key: value}, f, indent=1)
+                json.dump({**self._read_file(), key: value}, f, indent=1)
             os.replace(written, self.path)
         except OSError as e:
             tf.logging.warning("What was measured is not kept: %s", e)
 
-    def _all(self) -> dict[str, Any]:
+    def _read_file(self) -> dict[str, Any]:
         try:
             with open(self.path, encoding="utf-8") as f:
                 content = json.load(f)

@@ -543,7 +543,7 @@ class _Search:
         """
         best = self._best
         if best is None:
-            raise self._nothing(processors)
+            raise self._no_plan_error(processors)
         # At the end, as the best plan, which they are compared with, was not known before.
         slower = [_slower(one, best.estimate.seconds) for one in self.found if one is not best]
         slower.sort(key=lambda lost: lost.best.seconds.total if lost.best else math.inf)
@@ -551,7 +551,7 @@ class _Search:
         plan = plan_of(best.choice, estimator, best.estimate)
         return Plans(plan, [*slower, *self.lost], self.hardware, self.limit)
 
-    def _nothing(self, processors: int) -> ValueError:
+    def _no_plan_error(self, processors: int) -> ValueError:
         if self.nearest is None or self.limit is None:
             reasons = "\n".join(f"  {lost.choice}: {lost.why}" for lost in self.lost)
             return ValueError(

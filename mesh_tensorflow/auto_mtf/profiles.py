@@ -770,9 +770,9 @@ class MeasuredCosts(CostModel):
         earlier = self._wanted.get(key)
         if earlier is None or earlier.weight < timed.weight:
             self._wanted[key] = timed
-        return 0.0 if self._only_timed else self._off(timed)
+        return 0.0 if self._only_timed else self._correction(timed)
 
-    def _off(self, timed: _Timed) -> float:
+    def _correction(self, timed: _Timed) -> float:
         """Returns by how much the cost model is off for what is like something not timed."""
         pairs = self._pairs.get(timed.kind) or self._pairs.get("") or [(1.0, 1.0)]
         place = bisect.bisect(pairs, (timed.predicted,))

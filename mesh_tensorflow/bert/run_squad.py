@@ -95,7 +95,7 @@ def _without_spaces(text: str) -> tuple[str, list[int]]:
     return "".join(text[i] for i in places), places
 
 
-def _left(message: str, *args: str) -> None:
+def _log_not_found(message: str, *args: str) -> None:
     if FLAGS.verbose_logging:
         tf.logging.info("Unable to find text: " + message, *args)
 
@@ -104,7 +104,7 @@ def _place(pred_text: str, orig_text: str, tok_text: str) -> Optional[tuple[int,
     """Returns the indices of a prediction's first and last character in the original, or None."""
     start = tok_text.find(pred_text)
     if start == -1:
-        _left("'%s' in '%s'", pred_text, orig_text)
+        _log_not_found("'%s' in '%s'", pred_text, orig_text)
         return None
     end = start + len(pred_text) - 1
     # Tokenization adds spaces only, so that characters other than spaces correspond by number,
@@ -112,11 +112,11 @@ def _place(pred_text: str, orig_text: str, tok_text: str) -> Optional[tuple[int,
     chars, places = _without_spaces(orig_text)
     tok_chars, tok_places = _without_spaces(tok_text)
     if len(chars) != len(tok_chars):
-        _left("tokens have other characters: '%s', '%s'", chars, tok_chars)
+        _log_not_found("tokens have other characters: '%s', '%s'", chars, tok_chars)
         return None
     number = {place: i for i, place in enumerate(tok_places)}
     if start not in number or end not in number:
-        _left("'%s' begins or ends with a space", pred_text)
+        _log_not_found("'%s' begins or ends with a space", pred_text)
         return None
     return places[number[start]], places[number[end]]
 

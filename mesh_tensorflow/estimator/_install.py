@@ -113,12 +113,12 @@ def _install_old_packages() -> None:
         (_OLDER_PACKAGE, {f"{_OLDER_PACKAGE}.{n}": p for n, p in _OLD_MODULES.items()}),
     ]:
         # What is installed stays as it is; what was made a moment ago gets the rest.
-        if root not in sys.modules or root in _made():
+        if root not in sys.modules or root in _installed_modules():
             for name, part in modules.items():
                 _install_old_module(name, part)
 
 
-def _made() -> set[str]:
+def _installed_modules() -> set[str]:
     """Returns the names of the modules that `install` has added so far."""
     return {name for owner, name, _ in _before if owner is None}
 

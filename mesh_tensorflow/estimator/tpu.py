@@ -499,7 +499,7 @@ def replicated_spec(
     outside = len(tf.get_collection(tf.GraphKeys.SUMMARIES))
     # A program is given tensors only, and `program` puts each None back in its place.
     results = run(program, [x for x in tf.nest.flatten(inputs) if x is not None])
-    return _outside(specs[-1], results)
+    return _spec_of_results(specs[-1], results)
 
 
 def _with_none(structure: object, flat: Iterable[tf.Tensor]) -> list[Any]:
@@ -521,7 +521,7 @@ def _leaves(value: object) -> bool:
     return any(x is not None for x in tf.nest.flatten(value))
 
 
-def _outside(spec: TPUEstimatorSpec, results: Mapping[str, Any]) -> TPUEstimatorSpec:
+def _spec_of_results(spec: TPUEstimatorSpec, results: Mapping[str, Any]) -> TPUEstimatorSpec:
     """Returns a spec with the results of the program in place of its own tensors."""
     values = spec._asdict()
     values["export_outputs"] = None  # only programs on one device are exported

@@ -572,7 +572,7 @@ class Decoder:
         self, scope: str, names: Mapping[str, str], experts: Optional[Experts]
     ) -> list[Weight]:
         if experts is None:
-            return self._of_units(scope, _with("dense_", names) or names, "d_ff")
+            return self._of_units(scope, _names_with_prefix("dense_", names) or names, "d_ff")
         weights = [
             Weight(
                 f"{scope}/top_n_gating/kernel",
@@ -584,7 +584,7 @@ class Decoder:
         ]
         # The expert of all tokens is stored as a layer without experts, in a scope of its own.
         if experts.shared:
-            scope, shared = f"{scope}/shared", _with("shared_", names)
+            scope, shared = f"{scope}/shared", _names_with_prefix("shared_", names)
             weights += self._of_units(scope, shared, self._shared_d_ff)
             gate = f"{scope}/gate/kernel"
             weights += self._dense(gate, shared["gate"], "d_model", ["shared_gate"])
@@ -651,7 +651,7 @@ def _table(ours: str, rows: str, theirs: str, columns: str = "d_model") -> Weigh
     return Weight(ours, dims, f"{theirs}.weight", dims)
 
 
-def _with(begin: str, names: Mapping[str, str]) -> dict[str, str]:
+def _names_with_prefix(begin: str, names: Mapping[str, str]) -> dict[str, str]:
     """Returns the names of parts that begin like that, by what follows."""
     return {part[len(begin) :]: n for part, n in names.items() if part.startswith(begin)}
 

@@ -269,12 +269,12 @@ def _of_conversation(messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer
     weights = [0.0] * len(ids)
     for i, message in enumerate(messages):
         if message.get("role") == "assistant":
-            where = _said(messages, i, ids, tokenizer)
+            where = _ids_of_answer(messages, i, ids, tokenizer)
             weights[where] = [1.0] * len(weights[where])
     return _Example(ids, weights)
 
 
-def _said(
+def _ids_of_answer(
     messages: Sequence[Mapping[str, Any]], i: int, ids: list[int], tokenizer: Tokenizer
 ) -> slice:
     """Returns which ids of a conversation the model says as one of its messages, up to its end.

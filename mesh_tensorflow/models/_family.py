@@ -127,7 +127,7 @@ class Config:
         value = self._fields.get(name)
         return default if value is None else value
 
-    def _of_kind(
+    def _checked(
         self, name: str, default: Any, is_right: Callable[[Any], bool], otherwise: str
     ) -> Any:
         """Returns a field; if it is not of a kind, an error says what it is otherwise."""
@@ -146,7 +146,7 @@ class Config:
         Raises:
           ValueError: it is missing, or is something else.
         """
-        return self._of_kind(name, default, is_whole, "no positive integer")
+        return self._checked(name, default, is_whole, "no positive integer")
 
     def parts(self, name: str) -> int:
         """Returns a field that is a number of layers or experts, each with tensors of its own.
@@ -176,7 +176,7 @@ class Config:
         Raises:
           ValueError: it is missing, or is something else.
         """
-        return float(self._of_kind(name, default, _is_positive, "no positive number"))
+        return float(self._checked(name, default, _is_positive, "no positive number"))
 
     def coefficient(self, name: str, default: float) -> float:
         """Returns a field that is a number of 0 or more.
@@ -188,7 +188,7 @@ class Config:
         Raises:
           ValueError: it is something else.
         """
-        return float(self._of_kind(name, default, _is_coefficient, "no number of 0 or more"))
+        return float(self._checked(name, default, _is_coefficient, "no number of 0 or more"))
 
     def is_true(self, name: str, default: bool) -> bool:
         """Returns a field that is true or false.
@@ -200,7 +200,7 @@ class Config:
         Raises:
           ValueError: it is something else.
         """
-        return bool(self._of_kind(name, default, is_flag, "neither true nor false"))
+        return bool(self._checked(name, default, is_flag, "neither true nor false"))
 
     def multiple(self, name: str, divisor: str) -> int:
         """Returns a field that is a multiple of another one, both of them positive integers.

@@ -118,14 +118,14 @@ def form_of(config: Config) -> Form:
         qk_norm_over_heads=kind == "olmo2",
         **options,
     )
-    unturned = _unturned(config, decoder.blocks) if kind == "smollm3" else []
+    unturned = _without_rotary(config, decoder.blocks) if kind == "smollm3" else []
     windows = _windows(config, decoder.blocks, unturned)
     # Phi 4 mini turns a part of the channels.
     rotary = {w: rotary_of(config, decoder.d_kv, partial=kind == "phi3") for w in windows}
     return dataclasses.replace(decoder, windows=windows, rotary=rotary, unturned=unturned).form
 
 
-def _unturned(config: Config, blocks: int) -> list[int]:
+def _without_rotary(config: Config, blocks: int) -> list[int]:
     """Returns the numbers of the blocks without rotary positions."""
     interval = config.number("no_rope_layer_interval", 4)
     name = "no_rope_layers"  # which has 1 for blocks that have them

@@ -233,7 +233,7 @@ class Place:
         if self.placing.simd:
             impl = self.placing.make_impl()
         else:
-            impl = pjrt().mesh_impl() if self.placing.pjrt else self._for(rows).mesh_impl
+            impl = pjrt().mesh_impl() if self.placing.pjrt else self._place_of(rows).mesh_impl
         return mtf.Lowering(mesh.graph, {mesh: impl})
 
     @property
@@ -260,10 +260,10 @@ class Place:
         Args:
           rows: an array, [batch, ...].
         """
-        num_parts = self._for(len(rows))._parts("batch")
+        num_parts = self._place_of(len(rows))._parts("batch")
         return np.concatenate([rows, *[rows[-1:]] * (-len(rows) % num_parts)])
 
-    def _for(self, rows: int) -> Place:
+    def _place_of(self, rows: int) -> Place:
         """Returns the place of a program of so many rows: a single one is not split.
 
         Copies of it for the other processors would be as much work on each of them, and more where

@@ -174,7 +174,7 @@ class Tokenizer(Vocabulary):
           ValueError: the model has no template of conversations, or that does not take these; or
             `chat_template_kwargs` has what is given in another way.
         """
-        template, more = self.chat_template, _further(chat_template_kwargs)
+        template, more = self.chat_template, _checked_template_kwargs(chat_template_kwargs)
         if tools is not None:
             template = self.further_templates.get(_WITH_TOOLS, template)
         if template is None:
@@ -182,11 +182,11 @@ class Tokenizer(Vocabulary):
         _environment()  # which may have to be installed, and is no fault of the template
         try:
             text = _compiled(template).render(
-                messages=[_told(message) for message in _plain(messages)],
-                tools=None if tools is None else _plain(tools),
+                messages=[_message_for_template(message) for message in _as_json(messages)],
+                tools=None if tools is None else _as_json(tools),
                 documents=None,
                 add_generation_prompt=answers,
-                **{**dict.fromkeys(_BEGIN_AND_END, ""), **self.named_tokens, **_plain([more])[0]},
+                **{**dict.fromkeys(_BEGIN_AND_END, ""), **self.named_tokens, **_as_json([more])[0]},
             )
         except Exception as e:  # a template may divide by 0 as well as refuse, or be no template
             raise ValueError(f"the model's template of conversations refuses these: {e}") from e
@@ -275,7 +275,7 @@ def _compiled(template: str) -> Any:
     return _environment().from_string(template)
 
 
-def _plain(given: Any) -> Any:
+def _as_json(given: Any) -> Any:
     """Returns a copy of lists and dictionaries of what JSON has, and of nothing else.
 
     An object of another kind has methods, of which the sandbox does not know what they do: an array
@@ -290,7 +290,7 @@ def _plain(given: Any) -> Any:
     return json.loads(json.dumps(list(given), default=of_mapping))
 
 
-def _further(given: Optional[Mapping[str, Any]]) -> dict[str, Any]:
+def _checked_template_kwargs(given: Optional[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the argument `chat_template_kwargs`, checked."""
     if given is None:
         return {}
@@ -307,7 +307,7 @@ def _further(given: Optional[Mapping[str, Any]]) -> dict[str, Any]:
     return dict(given)
 
 
-def _told(message: Mapping[str, Any]) -> dict[str, Any]:
+def _message_for_template(message: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what a template is told of a message, as by transformers.
 
     Args:

@@ -741,7 +741,7 @@ class PeerProcesses:
         try:
             # As a whole: Ctrl-C in between would leave answers, for the next message to take.
             with deferred():
-                result, answers = self._done(message, own, signals)
+                result, answers = self._finish_call(message, own, signals)
         finally:
             for number in signals:
                 tell_of_other(number)
@@ -750,12 +750,12 @@ class PeerProcesses:
                 raise RuntimeError(f"{peer} failed: {answer.values}")
         return result, answers
 
-    def _done(
+    def _finish_call(
         self, message: Message, own: Callable[[], Any], signals: list[signal.Signals]
     ) -> tuple[Any, list[Message]]:
         self._broken_off = message.call
         # To the others first: `own` may take part in collectives, in which it would wait for them.
-        self._each(lambda connection: send(connection, message))
+        self._on_each_peer(lambda connection: send(connection, message))
         error: Optional[Exception] = None
         result = None
         try:
@@ -764,13 +764,13 @@ class PeerProcesses:
             error = found
         # All answers are taken, also after an error: one that stayed would be taken for that of the
         # next message. They have the same error, or a process is lost.
-        answers = self._each(lambda connection: _answer(connection, signals))
+        answers = self._on_each_peer(lambda connection: _answer(connection, signals))
         self._broken_off = None
         if error is not None:
             raise error
         return result, answers
 
-    def _each(self, call: Callable[[socket.socket], Any]) -> list[Any]:
+    def _on_each_peer(self, call: Callable[[socket.socket], Any]) -> list[Any]:
         results = []
         for peer, connection in self._others:
             try:

@@ -258,7 +258,7 @@ def _check_checkpoint(make_impl: MakeImpl) -> None:
             np.testing.assert_allclose(losses, expected[2:], rtol=1e-5, err_msg=what)
 
 
-def _found(name: str) -> MakeImpl:
+def _imported(name: str) -> MakeImpl:
     module, _, attribute = name.partition(":")
     if not attribute:
         raise SystemExit(
@@ -298,7 +298,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     """
     options = _options(arguments)
     passed = failed = 0
-    for result in check(_found(options.make_impl), options.only, options.layouts):
+    for result in check(_imported(options.make_impl), options.only, options.layouts):
         passed, failed = passed + (result.error is None), failed + (result.error is not None)
         if result.error is not None:
             print(f"FAILED {result.name}\n{result.error}", flush=True)

@@ -2,9 +2,9 @@
 
 from mesh_tensorflow.train import metrics
 from mesh_tensorflow.train._fit import fit
+from mesh_tensorflow.train._inference import evaluate, export, predict
 from mesh_tensorflow.train._loop import Result
 from mesh_tensorflow.train._saving import NotANumberError
-from mesh_tensorflow.train._use import evaluate, export, predict
 from mesh_tensorflow.train.callbacks import (
     Callback,
     CsvLog,

@@ -96,14 +96,14 @@ ELSEWHERE = {
 
 
 # Arguments that are data, or say nothing about what is trained.
-_NOT_TOLD = ("data", "eval_data", "dims", "store", "init_checkpoint", "callbacks", "progress")
+_NOT_TRACKED = ("data", "eval_data", "dims", "store", "init_checkpoint", "callbacks", "progress")
 
 
-def _told(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _settings_to_track(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what trackers show of the arguments of `fit`: numbers, strings and names."""
     shown = {}
     for name, value in arguments.items():
-        if value is None or name in _NOT_TOLD:
+        if value is None or name in _NOT_TRACKED:
             continue
         if name == "optimizer" or callable(value):
             value = getattr(value, "__name__", type(value).__name__)
@@ -411,7 +411,7 @@ def fit(
         engine = SessionEngine(Setup(model, placing, features, seed), eval_model, choosing)
     loop = Loop(
         engine=engine,
-        run=Run(steps, directory, logdir, _told(arguments)),
+        run=Run(steps, directory, logdir, _settings_to_track(arguments)),
         source=source,
         eval_source=_eval_source(eval_data, features),
         checkpoints=Checkpoints(engine.save, directory, keep, save_in_background, best)
@@ -573,7 +573,7 @@ def _eval_source(data: Any, features: Features) -> Optional[Source]:
 
 
 @contextlib.contextmanager
-def _fault_told(last: Optional[ResumePoint]) -> Iterator[None]:
+def _damage_reported(last: Optional[ResumePoint]) -> Iterator[None]:
     """Context that restores a checkpoint, or none: an error within says if the file is damaged."""
     try:
         yield
@@ -622,7 +622,7 @@ def _run(loop: Loop, resume: Resume, initial: Optional[Initial]) -> Result:
     elif initial is not None:
         say = loop.say if initial.resize is not None else None
         initial = initial._replace(progress=progress, say=say)
-    with contextlib.closing(progress), _fault_told(last):
+    with contextlib.closing(progress), _damage_reported(last):
         engine.prepare(first, None if last is None else last.path, initial)
     # The report goes over the whole program, which takes a while for a large one.
     if engine.lowered is not None and loop.show:

@@ -62,14 +62,14 @@ def read_checkpoint(path: str) -> dict[str, np.ndarray]:
     Raises:
       ValueError: there is no checkpoint, or it is damaged.
     """
-    with _found(path) as checkpoint:
+    with _checkpoint_at(path) as checkpoint:
         reader = checkpoint_files.open_reader(checkpoint)
         names = sorted(weights_of(reader.get_variable_to_shape_map()))
         return {name: reader.get_tensor(name) for name in names}
 
 
 @contextlib.contextmanager
-def _found(path: str) -> Iterator[str]:
+def _checkpoint_at(path: str) -> Iterator[str]:
     """Context that yields the checkpoint of a path; errors of reading say that it is damaged."""
     checkpoint = checkpoint_files.find(path, "convert")
     try:
@@ -548,7 +548,7 @@ def with_draft(checkpoint: str, draft: str, directory: str) -> str:
         )
     # The scope in which decoding makes the variables of a draft.
     small = {f"draft/{name}": value for name, value in read_checkpoint(draft).items()}
-    with _found(checkpoint) as whole:
+    with _checkpoint_at(checkpoint) as whole:
         step = load_global_step(whole)
     return write_checkpoint({**variables, **small}, directory, step)
 

@@ -178,7 +178,7 @@ class FunnelTransformerLayerStack(transformer.LayerStack):
           A Tensor with dimensions [batch..., pooled length, d_model].
         """
         self.set_context(context)
-        x = self._call_sublayers(self._given("sublayers_initial"), x, context)
+        x = self._call_sublayers(self._sublayers_of("sublayers_initial"), x, context)
         context.layer_outputs.append(x)
         last = len(self._calls) - 1
         for i, (layer, scope, pools) in enumerate(self._calls):

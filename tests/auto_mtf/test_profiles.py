@@ -88,9 +88,9 @@ def test_what_is_not_timed_is_like_what_was_of_the_same_size():
     ).costs
     costs._pairs = {"A": [(1.0, 9.0)] + [(10.0, 20.0)] * 5, "": [(1.0, 0.5)]}
     like = profiles._Timed("A", 12.0, 1.0, "", "", False, (), lambda lowering: [])
-    assert costs._off(like) == 2.0
-    assert costs._off(like._replace(predicted=0.5)) == (9.0 + 20 * 4) / (1.0 + 10 * 4)
-    assert costs._off(like._replace(kind="B")) == 0.5
+    assert costs._correction(like) == 2.0
+    assert costs._correction(like._replace(predicted=0.5)) == (9.0 + 20 * 4) / (1.0 + 10 * 4)
+    assert costs._correction(like._replace(kind="B")) == 0.5
 
 
 def test_few_parts_have_the_threads_of_tensorflow(monkeypatch):

@@ -13,7 +13,7 @@ from helpers import processes
 from helpers.transformer import t5_models
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow._programs import _said_in_its_message
+from mesh_tensorflow._programs import _explains_itself
 from mesh_tensorflow.optimize._base import weights_of
 from mesh_tensorflow.transformer import convert
 
@@ -424,7 +424,7 @@ def test_damaged_files_are_named_in_one_message(name, tmp_path):
         convert.from_huggingface(*arguments[1:])
     except ValueError as error:
         # Without the frame of this test, which is code of a user's.
-        assert _said_in_its_message(error.with_traceback(error.__traceback__.tb_next))
+        assert _explains_itself(error.with_traceback(error.__traceback__.tb_next))
     assert not (tmp_path / "out").exists()
 
 

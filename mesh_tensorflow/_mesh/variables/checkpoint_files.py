@@ -718,7 +718,7 @@ class ShardSaverBuilder(BulkSaverBuilder):
         per_device = [(device, list(map(_read_apart, group))) for device, group in per_device]
         read = [spec.tensor for _, group in per_device for s in group for spec in s.specs]
         with tf.device("/cpu:0"), tf.control_dependencies(read):
-            notified = _called(functools.partial(_tell, self._when_read), filename_tensor)
+            notified = _called(functools.partial(_announce, self._when_read), filename_tensor)
         with tf.control_dependencies([notified]):
             return super()._AddShardedSaveOps(filename_tensor, per_device)
 
@@ -764,7 +764,7 @@ def _is_of_resource(value: tf.Tensor) -> bool:
     return op.type == "ReadVariableOp"
 
 
-def _tell(when_read: Callable[[], None], filename: bytes) -> np.bool_:
+def _announce(when_read: Callable[[], None], filename: bytes) -> np.bool_:
     when_read()
     return np.bool_(True)
 

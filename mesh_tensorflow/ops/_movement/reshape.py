@@ -144,7 +144,7 @@ def _scattering(moves: Sequence[Move], sum_axes: Sequence[int]) -> list[Move]:
     return scattering
 
 
-def _left(moves: Sequence[Move], sum_axes: Sequence[int]) -> tuple[int, ...]:
+def _axes_left(moves: Sequence[Move], sum_axes: Sequence[int]) -> tuple[int, ...]:
     """Returns the axes of a partial sum that moves do not sum over."""
     summed = single_axes(move.mesh_axis for move in moves if move.kind == "reduce_scatter")
     return tuple(axis for axis in sum_axes if axis not in summed)
@@ -240,7 +240,7 @@ class ReshapeOperation(Operation):
         sizes = mesh_impl.slice_shape(y.shape)
         moved = redistributed(mesh_impl, source, moves, *self._factored(mesh_impl), sizes)
         if sums and requested:
-            left = _left(_scattering(requested, sums), sums)
+            left = _axes_left(_scattering(requested, sums), sums)
             lowering.set_partial_sum(y, moved, left, "reshape_op")
         else:
             # Where nothing moves on the requested mesh, it is counted as the sum that it is of.
@@ -286,7 +286,7 @@ class ReshapeOperation(Operation):
                 )
             # What is cut off here is not summed by the steps that follow.
             elements //= mesh_impl.shape[move.mesh_axis].size
-        return {y: Partial(_left(scattering, pending[x]), scattered=tuple(scattered))}
+        return {y: Partial(_axes_left(scattering, pending[x]), scattered=tuple(scattered))}
 
 
 def reshape(x: Tensor, new_shape: ShapeLike, name: str = "reshape") -> Tensor:

@@ -674,14 +674,14 @@ class _Call:
             for i, layer in enumerate(self._layers):
                 # Names of a variable in other stages are those of the layer that asks for it.
                 self._stages.position = i
-                with tf.variable_scope(layer.name or ""), self._said_where(layer, x):
+                with tf.variable_scope(layer.name or ""), self._pipeline_in_errors(layer, x):
                     x = self._stack._layer_fn(x, layer, inner)
         # In each call: a Tensor that all stages share has the stages in the first one.
         self._stages.check_apart(graph.operations[start:])
         return x
 
     @contextlib.contextmanager
-    def _said_where(self, layer: TransformerLayer, x: mtf.Tensor) -> Iterator[None]:
+    def _pipeline_in_errors(self, layer: TransformerLayer, x: mtf.Tensor) -> Iterator[None]:
         """Adds to mistakes that they are made in a pipeline, for which not all layers are."""
         try:
             yield

@@ -564,12 +564,12 @@ class LayerStack(TransformerLayer):
         if self.sequence_parallel:
             # First, so that the sublayers work on each processor's part of the stream.
             x = to_residual_length(x, context.length_dim.name)
-        x = self._call_sublayers(self._given("sublayers_initial"), x, context)
+        x = self._call_sublayers(self._sublayers_of("sublayers_initial"), x, context)
         context.layer_outputs.append(x)
         return x
 
     def _finish(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
-        x = self._call_sublayers(self._given("sublayers_final"), x, context)
+        x = self._call_sublayers(self._sublayers_of("sublayers_final"), x, context)
         # While the stream still has the name of its own, so that each processor masks its part.
         x = sublayer_mask_padding(x, self, context)
         if self.sequence_parallel:
@@ -577,7 +577,7 @@ class LayerStack(TransformerLayer):
         context.layer_outputs.append(x)
         return x
 
-    def _given(self, which: str) -> Sequence[Callable]:
+    def _sublayers_of(self, which: str) -> Sequence[Callable]:
         sublayers = getattr(self, f"_{which}")
         if sublayers is None:
             raise ValueError(
@@ -601,7 +601,7 @@ class LayerStack(TransformerLayer):
         context.current_layer = layer
         # Before the sublayers, of which a norm is usually the first: the residual goes past it.
         context.current_layer_input = x
-        y = self._call_sublayers(self._given("sublayers_per_layer"), x, context)
+        y = self._call_sublayers(self._sublayers_of("sublayers_per_layer"), x, context)
         if y.shape != x.shape:
             raise ValueError(
                 f"{type(self).__name__}: layer {layer.name} ({type(layer).__name__}), with its "

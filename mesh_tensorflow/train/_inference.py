@@ -95,7 +95,7 @@ def evaluate(
             raise ValueError("evaluate: the data have no rows")
         return "dict", means
 
-    _, means = _use("evaluate", model, arguments, run)
+    _, means = _run_model("evaluate", model, arguments, run)
     return {name: float(mean) for name, mean in means.items()}
 
 
@@ -169,7 +169,7 @@ def predict(
         names = pieces[0]
         return model.kind[0], {n: np.concatenate([piece[n] for piece in pieces]) for n in names}
 
-    kind, outputs = _use("predict", model, arguments, run)
+    kind, outputs = _run_model("predict", model, arguments, run)
     if kind == "dict":
         return outputs
     return tuple(outputs.values()) if kind == "tuple" else outputs["output"]
@@ -257,7 +257,7 @@ def export(
                 tf.io.gfile.rmtree(target)
         return model.kind[0], {}
 
-    _use("export", model, arguments, run)
+    _run_model("export", model, arguments, run)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -305,7 +305,7 @@ class _Predictor(Model):
 _Used = tuple[str, dict[str, Any]]
 
 
-def _use(
+def _run_model(
     called: str,
     model: Model,
     arguments: Mapping[str, Any],
